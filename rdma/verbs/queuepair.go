@@ -165,6 +165,8 @@ type QueuePair interface {
 	// State is the state as far as this process knows: a fatal error of the
 	// transport may have moved the queue pair on; its completions then say so.
 	State() QPState
+	// Modify after Destroy is ErrClosed: a connection manager may still try to move a queue
+	// pair to ERR whose owner has just given it up.
 	Modify(attr *QPAttr, mask QPAttrMask) error
 	// PostSend posts wrs in order with one doorbell and returns how many were
 	// taken. ErrQueueFull when the ring has no room for the next one. In QPError requests are
