@@ -99,13 +99,15 @@ func (s WCStatus) String() string {
 type WCOpcode uint32
 
 const (
-	WCSend       WCOpcode = 0
-	WCRDMAWrite  WCOpcode = 1
-	WCRDMARead   WCOpcode = 2
-	WCBindMW     WCOpcode = 5
-	WCLocalInv   WCOpcode = 6
-	WCRecv       WCOpcode = 128
-	WCRecvRDMAWr WCOpcode = 129 // received RDMA WRITE with immediate
+	WCSend        WCOpcode = 0
+	WCRDMAWrite   WCOpcode = 1
+	WCRDMARead    WCOpcode = 2
+	WCCompareSwap WCOpcode = 3
+	WCFetchAdd    WCOpcode = 4
+	WCBindMW      WCOpcode = 5
+	WCLocalInv    WCOpcode = 6
+	WCRecv        WCOpcode = 128
+	WCRecvRDMAWr  WCOpcode = 129 // received RDMA WRITE with immediate
 )
 
 // WCFlags qualify a completion (enum ib_uverbs_wc_flags).

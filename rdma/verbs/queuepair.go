@@ -107,6 +107,8 @@ const (
 	OpSend         SendOpcode = 2
 	OpSendWithImm  SendOpcode = 3
 	OpRDMARead     SendOpcode = 4
+	OpCompareSwap  SendOpcode = 5
+	OpFetchAdd     SendOpcode = 6
 	OpLocalInv     SendOpcode = 7
 	OpBindMW       SendOpcode = 8
 	OpSendWithInv  SendOpcode = 9
@@ -136,6 +138,14 @@ type SendWorkRequest struct {
 	// to invalidate (OpSendWithInv, OpLocalInv).
 	ImmData uint32
 	Bind    *BindMW // OpBindMW only
+	Atomic  *Atomic // OpCompareSwap and OpFetchAdd only
+}
+
+// Atomic holds the operands of an atomic operation on the 8 bytes, aligned to 8, at RemoteAddr. The value that was there
+// before goes to the request's one SGE of 8 bytes.
+type Atomic struct {
+	CompareAdd uint64 // what to compare with, or what to add
+	Swap       uint64 // OpCompareSwap: what to store when equal
 }
 
 // BindMW is a type 2 window bind: Window gets RKey and opens SGE's bytes of Region.

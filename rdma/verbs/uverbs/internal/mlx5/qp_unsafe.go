@@ -1,0 +1,431 @@
+package mlx5
+
+// A send work request travels so:
+//
+//	PostSend  writes one WQE per request into the send ring (owned by the adapter from the doorbell on),
+//	          notes WRID and request count beside it, and rings once per call: doorbell record, fence, register.
+//	adapter   reads the ring (or the register, with BlueFlame), then writes a CQE that names the WQE's block.
+//	CQ.Poll   takes the WRID back by that block and retires every request up to it.
+//
+// The ring, the records and the notes are mapped memory outside Go's heap. PostSend's
+// goroutine owns pi, head and the notes it writes; the poller of the send queue's CQ owns sent; the poller of the
+// receive queue's CQ owns received. sentPub and receivedPub carry the two back to the posting side.
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/udma"
+)
+
+// Send opcodes of the adapter (mlx5dv.h, MLX5_OPCODE_*).
+const (
+	opSendInval    = 0x01
+	opRDMAWrite    = 0x08
+	opRDMAWriteImm = 0x09
+	opSend         = 0x0a
+	opSendImm      = 0x0b
+	opRDMARead     = 0x10
+	opAtomicCS     = 0x11
+	opAtomicFA     = 0x12
+	opUMR          = 0x25
+)
+
+// Control segment flags (mlx5dv.h, MLX5_WQE_CTRL_*).
+const (
+	ctrlSolicited  = 0x02
+	ctrlCQUpdate   = 0x08
+	ctrlSmallFence = 0x20
+	ctrlFence      = 0x80
+)
+
+var sendOpcode = [...]uint8{
+	verbs.OpRDMAWrite:    opRDMAWrite,
+	verbs.OpRDMAWriteImm: opRDMAWriteImm,
+	verbs.OpSend:         opSend,
+	verbs.OpSendWithImm:  opSendImm,
+	verbs.OpRDMARead:     opRDMARead,
+	verbs.OpCompareSwap:  opAtomicCS,
+	verbs.OpFetchAdd:     opAtomicFA,
+	verbs.OpLocalInv:     opUMR,
+	verbs.OpSendWithInv:  opSendInval,
+}
+
+var (
+	errSendState  = fmt.Errorf("mlx5: send posted to a queue pair that is not in RTS: %w", unix.ENOMEM)
+	errRecvState  = fmt.Errorf("mlx5: receive posted to a queue pair in RESET: %w", unix.EINVAL)
+	errSendSGE    = fmt.Errorf("mlx5: more scatter/gather entries than the send queue allows: %w", unix.ENOMEM)
+	errRecvSGE    = fmt.Errorf("mlx5: more scatter/gather entries than the receive queue allows: %w", unix.EINVAL)
+	errInline     = fmt.Errorf("mlx5: more inline data than the send queue allows: %w", unix.ENOMEM)
+	errBadOpcode  = fmt.Errorf("mlx5: operation not known to this queue pair: %w", unix.EINVAL)
+	errAtomicNone = fmt.Errorf("mlx5: atomic operation without operands: %w", unix.EINVAL)
+)
+
+// Register is a doorbell register of a UAR page. It has two halves that are
+// used in turn, so that the write-combining buffer of one doorbell is not merged with the next.
+type Register struct {
+	base unsafe.Pointer
+	half uintptr // bytes between the halves, 0: only one
+	off  uintptr // 0 or half: where the next doorbell goes
+	// copyMax is how many 16-byte units of a descriptor the register takes (BlueFlame),
+	// 0 for none; copyInlineMax the same when the descriptor carries inline data.
+	copyMax, copyInlineMax uint32
+	shared                 bool // other queue pairs may ring it: hold mu
+	mu                     sync.Mutex
+}
+
+// slot is what PostSend notes beside the first block of a WQE.
+type slot struct {
+	wrid uint64
+	head uint32 // requests posted up to and including this one
+	op   uint32 // verbs.WCOpcode of a UMR
+}
+
+const slotSize = unsafe.Sizeof(slot{})
+
+// QP is the adapter side of an RC queue pair.
+type QP struct {
+	qpn  uint32
+	rsn  uint32 // what CQEs call the queue pair: uidx, or qpn with CQE version 0
+	cap  verbs.QPCap
+	lay  Layout
+	send *CQ
+	recv *CQ
+
+	state atomic.Uint32 // verbs.QPState
+
+	// Send side, PostSend's.
+	sq, sqEnd unsafe.Pointer
+	slots     unsafe.Pointer
+	rec       unsafe.Pointer // two words: receive head, send block index
+	reg       *Register
+	sqMask    uint32
+	pi        uint32 // running block index
+	head      uint32 // requests posted
+	signal    uint8  // flags of every request
+	nextFence uint8  // flags that the next request must carry
+	sentPub   atomic.Uint32
+
+	// Receive side, PostRecv's.
+	rq          unsafe.Pointer
+	rwrid       unsafe.Pointer
+	rqShift     uint32
+	rqMask      uint32
+	rhead       uint32
+	receivedPub atomic.Uint32
+
+	// The pollers'.
+	sent     uint32
+	received uint32
+}
+
+// notesBytes is the mapped memory that a queue pair's WRIDs and counts need.
+func notesBytes(l *Layout) int { return l.SendBlocks*int(slotSize) + l.RecvCount*8 }
+
+// init points the queue pair at its memory: buf holds the rings as l says, notes is notesBytes long, rec the doorbell record.
+func (q *QP) init(l Layout, buf, notes, rec unsafe.Pointer, reg *Register, signalAll bool) {
+	q.lay, q.cap = l, l.Cap
+	q.rq = buf
+	q.rqShift = uint32(l.RecvShift)
+	q.rqMask = uint32(l.RecvCount) - 1
+	q.sq = unsafe.Add(buf, l.SendOffset)
+	q.sqEnd = unsafe.Add(buf, l.Bytes)
+	q.sqMask = uint32(l.SendBlocks) - 1
+	q.slots = notes
+	q.rwrid = unsafe.Add(notes, l.SendBlocks*int(slotSize))
+	q.rec = rec
+	q.reg = reg
+	if signalAll {
+		q.signal = ctrlCQUpdate
+	}
+}
+
+// reset puts the software side in the state of a new queue pair. Neither side
+// is posting, and the completion queues hold nothing of it.
+func (q *QP) reset() {
+	q.pi, q.head, q.nextFence, q.rhead = 0, 0, 0, 0
+	q.sent, q.received = 0, 0
+	q.sentPub.Store(0)
+	q.receivedPub.Store(0)
+	if q.rec != nil {
+		*(*uint64)(q.rec) = 0
+	}
+}
+
+// PostSend builds one WQE per request and rings the doorbell once.
+func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
+	if s := verbs.QPState(q.state.Load()); s < verbs.QPReadyToSend {
+		return 0, errSendState
+	}
+	var (
+		pi, head = q.pi, q.head
+		free     = uint32(q.cap.MaxSendWR) - (head - q.sentPub.Load())
+		fence    = q.nextFence
+		sq, end  = q.sq, q.sqEnd
+		ctrl     unsafe.Pointer // of the last good WQE
+		units    uint32         // its 16-byte units
+		inline   bool           // some WQE of the call carries inline data
+	)
+	for posted < len(wrs) {
+		wr := &wrs[posted]
+		if uint32(wr.Opcode) >= uint32(len(sendOpcode)) || (sendOpcode[wr.Opcode] == 0) {
+			err = errBadOpcode
+			break
+		}
+		if free == 0 {
+			err = verbs.ErrQueueFull
+			break
+		}
+		if len(wr.SGList) > q.cap.MaxSendSGE {
+			err = errSendSGE
+			break
+		}
+		idx := pi & q.sqMask
+		c := unsafe.Add(sq, uintptr(idx)*blockSize)
+		seg := unsafe.Add(c, segSize) // a WQE starts on a block: at most the fourth segment after it can wrap
+		ds := uint32(1)
+		flags := q.signal
+		if wr.Flags&verbs.SendSignaled != 0 {
+			flags |= ctrlCQUpdate
+		}
+		if wr.Flags&verbs.SendSolicited != 0 {
+			flags |= ctrlSolicited
+		}
+		if wr.Flags&verbs.SendFence != 0 {
+			flags |= ctrlFence
+		} else {
+			flags |= fence
+		}
+		nextFence := uint8(0)
+		imm := uint32(0)
+		wcop := uint32(0)
+		sges := wr.SGList
+		switch wr.Opcode {
+		case verbs.OpSend:
+		case verbs.OpSendWithImm, verbs.OpSendWithInv:
+			imm = wr.ImmData
+		case verbs.OpRDMAWriteImm:
+			imm = wr.ImmData
+			fallthrough
+		case verbs.OpRDMAWrite, verbs.OpRDMARead:
+			put64(seg, 0, wr.RemoteAddr)
+			put64(seg, 8, uint64(wr.RKey)<<32)
+			seg = unsafe.Add(seg, segSize)
+			ds = 2
+		case verbs.OpCompareSwap, verbs.OpFetchAdd:
+			a := wr.Atomic
+			if a == nil {
+				err = errAtomicNone
+				break
+			}
+			put64(seg, 0, wr.RemoteAddr)
+			put64(seg, 8, uint64(wr.RKey)<<32)
+			if wr.Opcode == verbs.OpCompareSwap {
+				put64(seg, 16, a.Swap)
+				put64(seg, 24, a.CompareAdd)
+			} else {
+				put64(seg, 16, a.CompareAdd)
+				put64(seg, 24, 0)
+			}
+			seg = unsafe.Add(seg, 2*segSize)
+			ds = 3
+		case verbs.OpLocalInv:
+			imm = wr.ImmData
+			nextFence = ctrlSmallFence
+			wcop = uint32(verbs.WCLocalInv)
+			seg = q.freeKey(seg)
+			ds = 8
+		}
+		if err != nil {
+			break
+		}
+		if wr.Flags&verbs.SendInline != 0 && len(sges) != 0 {
+			n, ok := putInline(sq, end, seg, sges, q.cap.MaxInlineData)
+			if !ok {
+				err = errInline
+				break
+			}
+			inline = true
+			ds += n
+		} else if wr.Opcode == verbs.OpCompareSwap || wr.Opcode == verbs.OpFetchAdd {
+			for i := range sges {
+				if sges[i].Length == 0 {
+					continue
+				}
+				if seg == end {
+					seg = sq
+				}
+				put64(seg, 0, 8<<32|uint64(sges[i].LKey))
+				put64(seg, 8, sges[i].Addr)
+				seg = unsafe.Add(seg, segSize)
+				ds++
+			}
+		} else {
+			for i := range sges {
+				sge := &sges[i]
+				if sge.Length == 0 {
+					continue // the adapter would take 0 for 2 GiB
+				}
+				if seg == end {
+					seg = sq
+				}
+				put64(seg, 0, uint64(sge.Length)<<32|uint64(sge.LKey))
+				put64(seg, 8, sge.Addr)
+				seg = unsafe.Add(seg, segSize)
+				ds++
+			}
+		}
+		put64(c, 8, uint64(flags)<<32|uint64(imm))
+		put64(c, 0, uint64(pi&0xffff)<<40|uint64(sendOpcode[wr.Opcode])<<32|uint64(q.qpn)<<8|uint64(ds))
+		head++
+		s := (*slot)(unsafe.Add(q.slots, uintptr(idx)*slotSize))
+		s.wrid, s.head, s.op = wr.WRID, head, wcop
+		pi += (ds + 3) / 4
+		ctrl, units = c, ds
+		fence = nextFence
+		free--
+		posted++
+	}
+	if posted == 0 {
+		return 0, err
+	}
+	q.pi, q.head, q.nextFence = pi, head, fence
+
+	reg := q.reg
+	if reg.shared {
+		reg.mu.Lock()
+	}
+	limit := reg.copyMax
+	if inline {
+		limit = reg.copyInlineMax
+	}
+	rec := unsafe.Add(q.rec, 4)
+	recVal := bits.ReverseBytes32(pi & 0xffff)
+	dst := unsafe.Add(reg.base, reg.off)
+	if posted == 1 && units > 1 && units <= limit && err == nil {
+		udma.RingBlueFlame(rec, recVal, dst, ctrl, sq, end, int(units+3)/4)
+	} else {
+		udma.Ring(rec, recVal, dst, *(*uint64)(ctrl))
+	}
+	reg.off ^= reg.half
+	if reg.shared {
+		reg.mu.Unlock()
+	}
+	return posted, err
+}
+
+// freeKey writes the UMR control segment and the memory key context that put a
+// key in the free state: LOCAL_INV. It returns where the WQE goes on.
+func (q *QP) freeKey(seg unsafe.Pointer) unsafe.Pointer {
+	put64(seg, 0, 0x98<<56)   // inline, check the key is free not: MLX5_WQE_UMR_CTRL_FLAG_*
+	put64(seg, 8, 0x20006000) // mkey mask: free state, key and QPN
+	for i := 16; i < 48; i += 8 {
+		put64(seg, i, 0)
+	}
+	seg = unsafe.Add(seg, 48)
+	if seg == q.sqEnd {
+		seg = q.sq
+	}
+	put64(seg, 0, 0x40<<56|0xffffff00) // status free, no QPN bound
+	for i := 8; i < 64; i += 8 {
+		put64(seg, i, 0)
+	}
+	seg = unsafe.Add(seg, 64)
+	if seg == q.sqEnd {
+		seg = q.sq
+	}
+	return seg
+}
+
+// putInline copies the bytes of sges behind one header, over the ring's end if need be,
+// and returns how many 16-byte units they take. ok is false above limit bytes.
+func putInline(sq, end, seg unsafe.Pointer, sges []verbs.SGE, limit int) (units uint32, ok bool) {
+	total := 0
+	for i := range sges {
+		total += int(sges[i].Length)
+	}
+	if total > limit {
+		return 0, false
+	}
+	if total == 0 {
+		return 0, true
+	}
+	if seg == end {
+		seg = sq
+	}
+	*(*uint32)(seg) = bits.ReverseBytes32(0x80000000 | uint32(total))
+	dst := unsafe.Add(seg, inlineHeader)
+	for i := range sges {
+		n := int(sges[i].Length)
+		src := udma.Pointer(sges[i].Addr)
+		if room := int(uintptr(end) - uintptr(dst)); n >= room {
+			copy(unsafe.Slice((*byte)(dst), room), unsafe.Slice((*byte)(src), room))
+			src = unsafe.Add(src, room)
+			n -= room
+			dst = sq
+		}
+		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+		dst = unsafe.Add(dst, n)
+	}
+	return uint32(inlineHeader+total+segSize-1) / segSize, true
+}
+
+// put64 stores a big-endian word.
+func put64(p unsafe.Pointer, off int, v uint64) {
+	*(*uint64)(unsafe.Add(p, off)) = bits.ReverseBytes64(v)
+}
+
+// invalidLKey ends the scatter list of a receive that has fewer entries than its slot (mlx5dv.h, MLX5_INVALID_LKEY).
+const invalidLKey = 0x100
+
+// PostRecv writes one receive entry per request and publishes them in the doorbell record; the adapter
+// reads it when a message arrives.
+func (q *QP) PostRecv(wrs []verbs.RecvWorkRequest) (posted int, err error) {
+	if verbs.QPState(q.state.Load()) == verbs.QPReset {
+		return 0, errRecvState
+	}
+	head := q.rhead
+	free := uint32(q.cap.MaxRecvWR) - (head - q.receivedPub.Load())
+	for posted < len(wrs) {
+		wr := &wrs[posted]
+		if free == 0 {
+			err = verbs.ErrQueueFull
+			break
+		}
+		if len(wr.SGList) > q.cap.MaxRecvSGE {
+			err = errRecvSGE
+			break
+		}
+		idx := head & q.rqMask
+		seg := unsafe.Add(q.rq, uintptr(idx)<<q.rqShift)
+		n := 0
+		for i := range wr.SGList {
+			sge := &wr.SGList[i]
+			if sge.Length == 0 {
+				continue
+			}
+			put64(seg, 0, uint64(sge.Length)<<32|uint64(sge.LKey))
+			put64(seg, 8, sge.Addr)
+			seg = unsafe.Add(seg, segSize)
+			n++
+		}
+		if n < q.cap.MaxRecvSGE {
+			put64(seg, 0, invalidLKey)
+			put64(seg, 8, 0)
+		}
+		*(*uint64)(unsafe.Add(q.rwrid, uintptr(idx)*8)) = wr.WRID
+		head++
+		free--
+		posted++
+	}
+	if posted > 0 {
+		q.rhead = head
+		udma.StoreRecord(q.rec, bits.ReverseBytes32(head&0xffff))
+	}
+	return posted, err
+}
