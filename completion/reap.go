@@ -1,0 +1,136 @@
+package completion
+
+// The data path. One turn of an instance's owner:
+//
+//	reaping --(work < weight)--> idle --executor's choice--> arming --> releasing --> gone
+//	   |                          |                             |           |
+//	   +--(work >= weight)--+     +--(linger, still polling)-+  | missed    | rang
+//	                        v                                v  v           v
+//	                      spent ------------------------------------------> tail
+//	                        |  a disabler waits
+//	                        +--> gone
+//
+// The completions of a batch lie in Instance.wcs, which belongs to the owner; the
+// handler may read its slice until it returns. Nothing here allocates or blocks.
+//
+// Every step touches state shared with other goroutines at most once, so that
+// the interleaving proof can stop between any two of them.
+
+import "srp-initiator/rdma/verbs"
+
+type phase uint8
+
+const (
+	reaping   phase = iota // poll one batch
+	spent                  // weight used up, or nothing found and lingering: serve a disabler, else go to the tail
+	arming                 // ask for a notification
+	releasing              // give ownership back
+	leaving                // a waiting goroutine gives up the polling role
+
+	// Verdicts: the executor decides what happens next.
+	idle // still the owner; work < weight
+	tail // still the owner; belongs at the end of the executor's list
+	gone // not the owner any more
+)
+
+// turn is what an owner carries through one turn.
+type turn struct {
+	phase  phase
+	work   int // completions reaped in this turn
+	weight int // at most so many
+}
+
+// run steps until there is a verdict.
+func (i *Instance) run(t *turn) phase {
+	for t.phase < idle {
+		i.step(t)
+	}
+	return t.phase
+}
+
+// step makes the owner's next move.
+func (i *Instance) step(t *turn) {
+	switch t.phase {
+	case reaping:
+		// __ib_process_cq: batches until the queue is empty or the budget is used up.
+		want := min(len(i.wcs), t.weight-t.work)
+		n := i.cq.Poll(i.wcs[:want])
+		i.count.polls.Add(1)
+		if n == 0 {
+			i.count.emptyPolls.Add(1)
+		} else {
+			i.count.completions.Add(uint64(n))
+			i.deliver(i.wcs[:n])
+			t.work += n
+		}
+		switch {
+		case t.work >= t.weight:
+			t.phase = spent
+		case n < want:
+			t.phase = idle
+		}
+	case spent:
+		// irq_poll_softirq: with the weight used up only a pending disable takes the instance off the list.
+		if i.state.yieldToDisabler() {
+			i.disabled <- struct{}{}
+			t.phase = gone
+		} else {
+			t.phase = tail
+		}
+	case arming:
+		// ib_poll_handler arms after irq_poll_complete, under the lock of the kernel's queue. Ours has no lock: Arm must
+		// not run beside Poll, so the owner arms while it still owns, and release notices who rang meanwhile.
+		i.armed.Store(true) // before Arm: the notification may be taken before Arm returns, and clears it
+		missed, err := i.cq.Arm(false)
+		i.count.arms.Add(1)
+		switch {
+		case err != nil:
+			i.armed.Store(false)
+			i.fail(err)
+			t.phase = releasing
+		case missed:
+			i.armed.Store(false)
+			i.count.missed.Add(1)
+			t.phase = spent // schedules itself again
+		default:
+			t.phase = releasing
+		}
+	case releasing:
+		switch i.state.release() {
+		case released:
+			t.phase = gone
+		case lookAgain:
+			t.phase = tail
+		case handed:
+			i.disabled <- struct{}{}
+			t.phase = gone
+		}
+	case leaving:
+		switch {
+		case i.passRole():
+			t.phase = gone
+		case i.parked.Load() > 0 || i.unattended.Load() > 0:
+			t.phase = arming
+		default:
+			i.guardIdle()
+			t.phase = releasing
+		}
+	default:
+		panic("completion: step after a verdict")
+	}
+}
+
+// deliver calls the handler so that a failed completion is the last of its batch. What
+// follows it is delivered too: a loop that returned at an error once lost the answers behind it.
+func (i *Instance) deliver(wcs []verbs.WorkCompletion) {
+	start := 0
+	for k := range wcs {
+		if wcs[k].Status != verbs.WCSuccess {
+			i.handler(wcs[start : k+1])
+			start = k + 1
+		}
+	}
+	if start < len(wcs) {
+		i.handler(wcs[start:])
+	}
+}
