@@ -35,3 +35,13 @@ func MMIOStore32(p unsafe.Pointer, v uint32)
 
 // MMIOCopy64 copies n bytes, a multiple of 64, to a device page in ascending 8-byte stores (mmio_memcpy_x64).
 func MMIOCopy64(dst, src unsafe.Pointer, n int)
+
+// Gather copies the bytes at virtual address addr to dst: inline data, which an SGE names by its address. The
+// caller of a post vouches for the address as it does towards a device.
+func Gather(dst []byte, addr uint64) {
+	if len(dst) == 0 {
+		return
+	}
+	p := *(*unsafe.Pointer)(unsafe.Pointer(&addr))
+	copy(dst, unsafe.Slice((*byte)(p), len(dst)))
+}
