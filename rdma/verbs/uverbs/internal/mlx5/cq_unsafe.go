@@ -36,14 +36,20 @@ const (
 	cqeCompressed = cqePayload32 | cqePayload64
 )
 
-const armSolicited = 1 << 24
+const (
+	armSolicited = 1 << 24
+	armOffset    = 0x20 // of the arm register in a UAR page (MLX5_CQ_DOORBELL)
+)
+
+// QPTable finds queue pairs by what CQEs call them.
+type QPTable = numtable.Table[QP]
 
 // CQ is the adapter side of a completion queue.
 type CQ struct {
 	buf     unsafe.Pointer
 	rec     unsafe.Pointer // two words: consumer index, arm
 	armReg  unsafe.Pointer // page + 0x20 of a UAR
-	qps     *numtable.Table[QP]
+	qps     *QPTable
 	byQPN   bool // CQE version 0: entries name queue pairs by number, not user index
 	shift   uint32
 	tail    uintptr // bytes from an entry's start to its last 64
@@ -57,7 +63,7 @@ type CQ struct {
 
 // init points the queue at its memory and makes every entry the adapter's. The kernel must see the buffer
 // afterwards only.
-func (c *CQ) init(buf, rec unsafe.Pointer, entries, cqeSize int, qps *numtable.Table[QP], byQPN bool) {
+func (c *CQ) init(buf, rec unsafe.Pointer, entries, cqeSize int, qps *QPTable, byQPN bool) {
 	c.buf, c.rec = buf, rec
 	c.entries = uint32(entries)
 	c.shift = uint32(bits.TrailingZeros(uint(cqeSize)))

@@ -79,6 +79,18 @@ type Register struct {
 	mu                     sync.Mutex
 }
 
+// newRegister makes the register at base with halves of half bytes, 0 for a register without BlueFlame.
+func newRegister(base unsafe.Pointer, half int, opt options) *Register {
+	r := &Register{base: base, half: uintptr(half)}
+	if half > 0 && !opt.NoBlueFlame {
+		r.copyInlineMax = uint32(half / segSize)
+		if !opt.BlueFlameInlineOnly {
+			r.copyMax = r.copyInlineMax
+		}
+	}
+	return r
+}
+
 // slot is what PostSend notes beside the first block of a WQE.
 type slot struct {
 	wrid uint64
@@ -185,6 +197,18 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			err = errSendSGE
 			break
 		}
+		sges := wr.SGList
+		inlineBytes := -1
+		if wr.Flags&verbs.SendInline != 0 && len(sges) != 0 {
+			if inlineBytes = sum(sges); inlineBytes > q.cap.MaxInlineData {
+				err = errInline
+				break
+			}
+		}
+		if wr.Atomic == nil && (wr.Opcode == verbs.OpCompareSwap || wr.Opcode == verbs.OpFetchAdd) {
+			err = errAtomicNone
+			break
+		}
 		idx := pi & q.sqMask
 		c := unsafe.Add(sq, uintptr(idx)*blockSize)
 		seg := unsafe.Add(c, segSize) // a WQE starts on a block: at most the fourth segment after it can wrap
@@ -204,7 +228,6 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 		nextFence := uint8(0)
 		imm := uint32(0)
 		wcop := uint32(0)
-		sges := wr.SGList
 		switch wr.Opcode {
 		case verbs.OpSend:
 		case verbs.OpSendWithImm, verbs.OpSendWithInv:
@@ -219,10 +242,6 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			ds = 2
 		case verbs.OpCompareSwap, verbs.OpFetchAdd:
 			a := wr.Atomic
-			if a == nil {
-				err = errAtomicNone
-				break
-			}
 			put64(seg, 0, wr.RemoteAddr)
 			put64(seg, 8, uint64(wr.RKey)<<32)
 			if wr.Opcode == verbs.OpCompareSwap {
@@ -241,17 +260,9 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			seg = q.freeKey(seg)
 			ds = 8
 		}
-		if err != nil {
-			break
-		}
-		if wr.Flags&verbs.SendInline != 0 && len(sges) != 0 {
-			n, ok := putInline(sq, end, seg, sges, q.cap.MaxInlineData)
-			if !ok {
-				err = errInline
-				break
-			}
+		if inlineBytes >= 0 {
 			inline = true
-			ds += n
+			ds += putInline(sq, end, seg, sges, uint32(inlineBytes))
 		} else if wr.Opcode == verbs.OpCompareSwap || wr.Opcode == verbs.OpFetchAdd {
 			for i := range sges {
 				if sges[i].Length == 0 {
@@ -307,7 +318,7 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 	rec := unsafe.Add(q.rec, 4)
 	recVal := bits.ReverseBytes32(pi & 0xffff)
 	dst := unsafe.Add(reg.base, reg.off)
-	if posted == 1 && units > 1 && units <= limit && err == nil {
+	if posted == 1 && units > 1 && units <= limit {
 		udma.RingBlueFlame(rec, recVal, dst, ctrl, sq, end, int(units+3)/4)
 	} else {
 		udma.Ring(rec, recVal, dst, *(*uint64)(ctrl))
@@ -342,23 +353,24 @@ func (q *QP) freeKey(seg unsafe.Pointer) unsafe.Pointer {
 	return seg
 }
 
-// putInline copies the bytes of sges behind one header, over the ring's end if need be,
-// and returns how many 16-byte units they take. ok is false above limit bytes.
-func putInline(sq, end, seg unsafe.Pointer, sges []verbs.SGE, limit int) (units uint32, ok bool) {
+func sum(sges []verbs.SGE) int {
 	total := 0
 	for i := range sges {
 		total += int(sges[i].Length)
 	}
-	if total > limit {
-		return 0, false
-	}
+	return total
+}
+
+// putInline copies the total bytes of sges behind one header, over the ring's end if need be,
+// and returns how many 16-byte units they take.
+func putInline(sq, end, seg unsafe.Pointer, sges []verbs.SGE, total uint32) uint32 {
 	if total == 0 {
-		return 0, true
+		return 0
 	}
 	if seg == end {
 		seg = sq
 	}
-	*(*uint32)(seg) = bits.ReverseBytes32(0x80000000 | uint32(total))
+	*(*uint32)(seg) = bits.ReverseBytes32(0x80000000 | total)
 	dst := unsafe.Add(seg, inlineHeader)
 	for i := range sges {
 		n := int(sges[i].Length)
@@ -372,7 +384,7 @@ func putInline(sq, end, seg unsafe.Pointer, sges []verbs.SGE, limit int) (units 
 		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
 		dst = unsafe.Add(dst, n)
 	}
-	return uint32(inlineHeader+total+segSize-1) / segSize, true
+	return (inlineHeader + total + segSize - 1) / segSize
 }
 
 // put64 stores a big-endian word.
@@ -382,6 +394,25 @@ func put64(p unsafe.Pointer, off int, v uint64) {
 
 // invalidLKey ends the scatter list of a receive that has fewer entries than its slot (mlx5dv.h, MLX5_INVALID_LKEY).
 const invalidLKey = 0x100
+
+// moved follows a change of the queue pair's state that the kernel has made.
+func (q *QP) moved(to verbs.QPState) {
+	if to == verbs.QPReset {
+		q.purge()
+		q.reset()
+	}
+	q.state.Store(uint32(to))
+}
+
+// purge takes the queue pair's entries out of its completion queues.
+func (q *QP) purge() {
+	q.recv.purge(q.rsn)
+	if q.send != q.recv {
+		q.send.purge(q.rsn)
+	}
+}
+
+func addr(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
 // PostRecv writes one receive entry per request and publishes them in the doorbell record; the adapter
 // reads it when a message arrives.

@@ -1,0 +1,287 @@
+package mlx4
+
+// A completion entry (CQE) belongs to the adapter until its owner bit has the
+// parity of the ring's lap. Poll checks that bit first, fences, reads the rest, and gives slots back by
+// the consumer index in the doorbell record. One goroutine polls and arms; mu is held against
+// purge only, which runs when a queue pair is reset or destroyed.
+
+import (
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/numtable"
+	"srp-initiator/rdma/verbs/uverbs/internal/udma"
+)
+
+// The last byte of an entry (mlx4dv.h, MLX4_CQE_*).
+const (
+	cqeOwner = 0x80
+	cqeSend  = 0x40
+	cqeOp    = 0x1f
+
+	cqeRecvWriteImm = 0
+	cqeRecvSend     = 1
+	cqeRecvSendImm  = 2
+	cqeRecvSendInv  = 3
+	cqeError        = 0x1e
+)
+
+const (
+	armAny       = 2 << 24
+	armSolicited = 1 << 24
+	armDoorbell  = 0x20 // MLX4_CQ_DOORBELL, offset in the UAR page
+)
+
+// QPTable finds queue pairs by number.
+type QPTable = numtable.Table[QP]
+
+// CQ is the adapter side of a completion queue.
+type CQ struct {
+	buf     unsafe.Pointer
+	rec     unsafe.Pointer // two words: consumer index, arm
+	armReg  unsafe.Pointer
+	qps     *QPTable
+	shift   uint32
+	tail    uintptr // bytes from an entry's start to its last 32
+	entries uint32
+	cqn     uint32
+	sn      atomic.Uint32 // events received, from 1
+
+	mu sync.Mutex
+	ci uint32
+}
+
+// init points the queue at its memory, which is zero. The kernel or the firmware gives the entries to the
+// adapter when the queue is created; software must not touch them afterwards.
+func (c *CQ) init(buf, rec, uar unsafe.Pointer, entries, cqeSize int, qps *QPTable) {
+	c.buf, c.rec = buf, rec
+	c.entries = uint32(entries)
+	c.shift = uint32(bits.TrailingZeros(uint(cqeSize)))
+	c.tail = uintptr(cqeSize - 32)
+	c.qps = qps
+	c.armReg = unsafe.Add(uar, armDoorbell)
+	c.sn.Store(1)
+	*(*uint64)(rec) = 0
+}
+
+func (c *CQ) entry(i uint32) unsafe.Pointer {
+	return unsafe.Add(c.buf, uintptr(i&(c.entries-1))<<c.shift+c.tail)
+}
+
+// ready reports whether e, entry of index i, is software's.
+func (c *CQ) ready(e unsafe.Pointer, i uint32) bool {
+	op := atomic.LoadUint32((*uint32)(unsafe.Add(e, 28))) >> 24
+	return (op&cqeOwner != 0) == (i&c.entries != 0)
+}
+
+func get32(e unsafe.Pointer, off int) uint32 {
+	return bits.ReverseBytes32(*(*uint32)(unsafe.Add(e, off)))
+}
+
+// statusOf translates a syndrome (mlx4dv.h, MLX4_CQE_SYNDROME_*).
+func statusOf(syndrome uint8) verbs.WCStatus {
+	switch syndrome {
+	case 0x01:
+		return verbs.WCLocalLengthError
+	case 0x02:
+		return verbs.WCLocalQPOperationError
+	case 0x04:
+		return verbs.WCLocalProtectionError
+	case 0x05:
+		return verbs.WCFlushError
+	case 0x06:
+		return verbs.WCMWBindError
+	case 0x10:
+		return verbs.WCBadResponseError
+	case 0x11:
+		return verbs.WCLocalAccessError
+	case 0x12:
+		return verbs.WCRemoteInvalidRequestError
+	case 0x13:
+		return verbs.WCRemoteAccessError
+	case 0x14:
+		return verbs.WCRemoteOperationError
+	case 0x15:
+		return verbs.WCRetryExceeded
+	case 0x16:
+		return verbs.WCRNRRetryExceeded
+	case 0x22:
+		return verbs.WCRemoteAborted
+	}
+	return verbs.WCGeneralError
+}
+
+// Poll takes up to len(wcs) completions.
+func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
+	// The look without the lock is safe: purge leaves the entry at the old index ready.
+	if len(wcs) == 0 || !c.ready(c.entry(c.ci), c.ci) {
+		return 0
+	}
+	c.mu.Lock()
+	var (
+		n    int
+		ci   = c.ci
+		q    *QP // the last one seen
+		sent *QP // has an unpublished send count
+		recv *QP // has an unpublished receive count
+	)
+	for n < len(wcs) {
+		e := c.entry(ci)
+		if !c.ready(e, ci) {
+			break
+		}
+		last := udma.LoadDevice32(unsafe.Add(e, 28))
+		ci++
+		qpn := get32(e, 0) & 0xffffff
+		if q == nil || q.qpn != qpn {
+			if q = c.qps.Get(qpn); q == nil {
+				continue // of a queue pair that is gone
+			}
+		}
+		wc := &wcs[n]
+		*wc = verbs.WorkCompletion{QPN: qpn}
+		op := last >> 24
+		if op&cqeSend != 0 {
+			q.sent += uint32(uint16(get32(e, 24)>>16) - uint16(q.sent))
+			wc.WRID = *(*uint64)(unsafe.Add(q.wrid, uintptr(q.sent&q.sqMask)*8))
+			q.sent++
+			if sent != q {
+				sent.publishSent()
+				sent = q
+			}
+		} else {
+			wc.WRID = *(*uint64)(unsafe.Add(q.rwrid, uintptr(q.received&q.rqMask)*8))
+			q.received++
+			if recv != q {
+				recv.publishReceived()
+				recv = q
+			}
+		}
+		switch {
+		case op&cqeOp == cqeError:
+			b := get32(e, 24)
+			wc.Status = statusOf(uint8(b))
+			wc.VendorErr = b >> 8 & 0xff
+		case op&cqeSend != 0:
+			decodeRequester(wc, e, op&cqeOp)
+		default:
+			decodeResponder(wc, e, op&cqeOp)
+		}
+		n++
+	}
+	sent.publishSent()
+	recv.publishReceived()
+	c.ci = ci
+	udma.StoreRecord(c.rec, bits.ReverseBytes32(ci&0xffffff))
+	c.mu.Unlock()
+	return n
+}
+
+func (q *QP) publishSent() {
+	if q != nil {
+		q.sentPub.Store(q.sent)
+	}
+}
+
+func (q *QP) publishReceived() {
+	if q != nil {
+		q.receivedPub.Store(q.received)
+	}
+}
+
+func decodeRequester(wc *verbs.WorkCompletion, e unsafe.Pointer, op uint32) {
+	switch op {
+	case opSendImm:
+		wc.Flags = verbs.WCWithImm
+	case opRDMAWriteImm:
+		wc.Flags = verbs.WCWithImm
+		fallthrough
+	case opRDMAWrite:
+		wc.Opcode = verbs.WCRDMAWrite
+	case opRDMARead:
+		wc.Opcode = verbs.WCRDMARead
+		wc.ByteLen = get32(e, 20)
+	case opAtomicCS:
+		wc.Opcode = verbs.WCCompareSwap
+		wc.ByteLen = 8
+	case opAtomicFA:
+		wc.Opcode = verbs.WCFetchAdd
+		wc.ByteLen = 8
+	case opLocalInval:
+		wc.Opcode = verbs.WCLocalInv
+	case opBindMW:
+		wc.Opcode = verbs.WCBindMW
+	}
+}
+
+func decodeResponder(wc *verbs.WorkCompletion, e unsafe.Pointer, op uint32) {
+	wc.Opcode = verbs.WCRecv
+	wc.ByteLen = get32(e, 20)
+	switch op {
+	case cqeRecvWriteImm:
+		wc.Opcode = verbs.WCRecvRDMAWr
+		fallthrough
+	case cqeRecvSendImm:
+		wc.Flags = verbs.WCWithImm
+		wc.ImmData = get32(e, 4)
+	case cqeRecvSendInv:
+		wc.Flags = verbs.WCWithInv
+		wc.ImmData = get32(e, 4)
+	}
+	if get32(e, 8)>>31 != 0 {
+		wc.Flags |= verbs.WCWithGRH
+	}
+}
+
+// Arm asks for an event at the next completion. The adapter compares the consumer index in the request
+// with its own producer index, so an entry that arrives meanwhile raises the event too.
+func (c *CQ) Arm(solicitedOnly bool) (missed bool, err error) {
+	c.mu.Lock()
+	w := c.sn.Load() & 3 << 28
+	if solicitedOnly {
+		w |= armSolicited
+	} else {
+		w |= armAny
+	}
+	ci := c.ci & 0xffffff
+	udma.StoreRecord(unsafe.Add(c.rec, 4), bits.ReverseBytes32(w|ci))
+	udma.Store64(c.armReg, bits.ReverseBytes64(uint64(w|c.cqn)<<32|uint64(ci)))
+	missed = c.ready(c.entry(c.ci), c.ci)
+	c.mu.Unlock()
+	return missed, nil
+}
+
+// Notified tells the queue that its event has been read: the next arm
+// request carries the next sequence number, without which the adapter would ignore it.
+func (c *CQ) Notified() { c.sn.Add(1) }
+
+// purge takes the entries of queue pair qpn out of the queue. The adapter makes no more of them.
+func (c *CQ) purge(qpn uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pi := c.ci
+	for pi-c.ci < c.entries && c.ready(c.entry(pi), pi) {
+		pi++
+	}
+	freed := uint32(0)
+	for i := pi; i != c.ci; {
+		i--
+		e := c.entry(i)
+		if get32(e, 0)&0xffffff == qpn {
+			freed++
+		} else if freed > 0 {
+			d := c.entry(i + freed)
+			p := (*uint8)(unsafe.Add(d, 31))
+			own := *p & cqeOwner
+			copy(unsafe.Slice((*byte)(d), 32), unsafe.Slice((*byte)(e), 32))
+			*p = *p&^cqeOwner | own
+		}
+	}
+	if freed > 0 {
+		c.ci += freed
+		udma.StoreRecord(c.rec, bits.ReverseBytes32(c.ci&0xffffff))
+	}
+}

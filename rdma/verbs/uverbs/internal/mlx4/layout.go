@@ -1,0 +1,106 @@
+package mlx4
+
+import (
+	"fmt"
+	"math/bits"
+
+	"golang.org/x/sys/unix"
+
+	"srp-initiator/rdma/verbs"
+)
+
+const (
+	segSize   = 16
+	lineSize  = 64 // what the adapter prefetches; inline data is cut at it
+	maxInline = 1024
+	prefetch  = 2048 // bytes that the adapter may read ahead in the send queue
+	maxCQE    = 1 << 22
+)
+
+// Limits are the device's (struct ib_uverbs_query_device_resp).
+type Limits struct {
+	MaxWR  int // work requests in a queue
+	MaxSGE int
+}
+
+// Layout is the shape of a queue pair's buffer, in which the queue with the larger stride comes first.
+type Layout struct {
+	SendCount  int // entries, a power of two
+	SendShift  int // log2 of the bytes of a send entry
+	SendSpare  int // entries that stay free for the adapter's prefetch
+	RecvCount  int
+	RecvShift  int
+	SendOffset int // bytes from the start of the buffer
+	RecvOffset int
+	Bytes      int
+	Cap        verbs.QPCap
+}
+
+func pow2(n int) int {
+	if n <= 1 {
+		return 1
+	}
+	return 1 << bits.Len(uint(n-1))
+}
+
+func align(n, to int) int { return (n + to - 1) &^ (to - 1) }
+
+func badCap(what string, got, max int) error {
+	return fmt.Errorf("mlx4: %s %d exceeds the device's %d: %w", what, got, max, unix.EINVAL)
+}
+
+// SizeQP computes the buffer for the capabilities asked for, and what is granted, as
+// mlx4_create_qp of libmlx4 does. EINVAL when the device cannot hold it.
+func SizeQP(want verbs.QPCap, lim Limits) (Layout, error) {
+	l := Layout{}
+	switch {
+	case want.MaxSendWR < 0 || want.MaxRecvWR < 0 || want.MaxSendSGE < 0 || want.MaxRecvSGE < 0 || want.MaxInlineData < 0:
+		return l, fmt.Errorf("mlx4: negative queue pair capability: %w", unix.EINVAL)
+	case want.MaxSendWR > lim.MaxWR:
+		return l, badCap("send work requests", want.MaxSendWR, lim.MaxWR)
+	case want.MaxRecvWR > lim.MaxWR:
+		return l, badCap("receive work requests", want.MaxRecvWR, lim.MaxWR)
+	case want.MaxSendSGE > lim.MaxSGE:
+		return l, badCap("send scatter/gather entries", want.MaxSendSGE, lim.MaxSGE)
+	case want.MaxRecvSGE > lim.MaxSGE:
+		return l, badCap("receive scatter/gather entries", want.MaxRecvSGE, lim.MaxSGE)
+	case want.MaxInlineData > maxInline:
+		return l, badCap("inline data", want.MaxInlineData, maxInline)
+	}
+	// Inline data carries a 4-byte header in each line; the first line of a WQE has 64-16-16-4 = 28
+	// bytes for it, and the count rounds up so that any alignment fits (num_inline_segs of libmlx4).
+	const perLine = lineSize - 4
+	pieces := (want.MaxInlineData + segSize + segSize + perLine - 1) / perLine
+	units := max(align(want.MaxInlineData+4*pieces, segSize)/segSize, want.MaxSendSGE)
+	size := max(units*segSize+segSize, 48) // a remote address, or remote address, atomic and one entry
+	size += segSize                        // control
+	stride := max(pow2(size), lineSize)
+	l.SendShift = bits.TrailingZeros(uint(stride))
+	l.SendSpare = prefetch/stride + 1
+	l.SendCount = pow2(want.MaxSendWR + l.SendSpare)
+	l.Cap.MaxSendWR = l.SendCount - l.SendSpare
+	room := stride - 2*segSize
+	l.Cap.MaxSendSGE = room / segSize
+	l.Cap.MaxInlineData = room - 4*(align(room, lineSize)/lineSize)
+
+	l.RecvCount = pow2(want.MaxRecvWR)
+	recv := pow2(segSize * max(1, want.MaxRecvSGE))
+	l.RecvShift = bits.TrailingZeros(uint(recv))
+	l.Cap.MaxRecvWR = l.RecvCount
+	l.Cap.MaxRecvSGE = recv / segSize
+	if recv > stride {
+		l.SendOffset = l.RecvCount << l.RecvShift
+	} else {
+		l.RecvOffset = l.SendCount << l.SendShift
+	}
+	l.Bytes = l.RecvCount<<l.RecvShift + l.SendCount<<l.SendShift
+	return l, nil
+}
+
+// CQEntries is the number of entries of a completion queue that is to hold capacity.
+func CQEntries(capacity int) (int, error) {
+	if capacity < 1 || capacity >= maxCQE {
+		return 0, badCap("completion queue entries", capacity, maxCQE-1)
+	}
+	return pow2(capacity + 1), nil
+}

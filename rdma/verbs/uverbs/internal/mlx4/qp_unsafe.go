@@ -1,0 +1,409 @@
+package mlx4
+
+// A send work request travels so:
+//
+//	PostSend  writes one fixed-size WQE per request. The adapter may fetch a WQE as soon as its first word carries the
+//	          owner bit of the ring's lap, and it prefetches whole 64-byte lines before: so the first word is stored last, a data
+//	          segment's length after its address, and lines of entries soon to be reused are stamped invalid.
+//	          One doorbell per call, or one BlueFlame copy.
+//	adapter   executes and writes a CQE that names the WQE's index.
+//	CQ.Poll   takes the WRID back by that index and retires every request up to it.
+//
+// The ring, the record and the WRIDs are mapped memory outside Go's heap. PostSend's
+// goroutine owns head; the poller of the send queue's CQ owns sent, that of the receive queue's CQ owns
+// received; sentPub and receivedPub carry those two back to the posting side.
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/udma"
+)
+
+// Send opcodes of the adapter (mlx4dv.h, MLX4_OPCODE_*).
+const (
+	opSendInval    = 0x01
+	opRDMAWrite    = 0x08
+	opRDMAWriteImm = 0x09
+	opSend         = 0x0a
+	opSendImm      = 0x0b
+	opRDMARead     = 0x10
+	opAtomicCS     = 0x11
+	opAtomicFA     = 0x12
+	opBindMW       = 0x18
+	opLocalInval   = 0x1b
+)
+
+// Flags of the control segment's third word (mlx4dv.h, MLX4_WQE_CTRL_*).
+const (
+	ctrlSolicited = 0x2
+	ctrlCQUpdate  = 0xc
+	ctrlStrong    = 0x80
+)
+
+const (
+	ctrlOwner = 1 << 31
+	ctrlFence = 0x40 // in the size byte
+	stamped   = 0xffffffff
+
+	sendDoorbell = 0x14 // MLX4_SEND_DOORBELL, offset in the UAR page
+)
+
+var sendOpcode = [...]uint8{
+	verbs.OpRDMAWrite:    opRDMAWrite,
+	verbs.OpRDMAWriteImm: opRDMAWriteImm,
+	verbs.OpSend:         opSend,
+	verbs.OpSendWithImm:  opSendImm,
+	verbs.OpRDMARead:     opRDMARead,
+	verbs.OpCompareSwap:  opAtomicCS,
+	verbs.OpFetchAdd:     opAtomicFA,
+	verbs.OpLocalInv:     opLocalInval,
+	verbs.OpSendWithInv:  opSendInval,
+}
+
+var (
+	errSendSGE    = fmt.Errorf("mlx4: more scatter/gather entries than the send queue allows: %w", unix.ENOMEM)
+	errRecvSGE    = fmt.Errorf("mlx4: more scatter/gather entries than the receive queue allows: %w", unix.ENOMEM)
+	errInline     = fmt.Errorf("mlx4: more inline data than the send queue allows: %w", unix.ENOMEM)
+	errBadOpcode  = fmt.Errorf("mlx4: operation not known to this queue pair: %w", unix.EINVAL)
+	errAtomicNone = fmt.Errorf("mlx4: atomic operation without operands: %w", unix.EINVAL)
+)
+
+// blueFlame is the context's one BlueFlame register, in two halves that are used in turn.
+type blueFlame struct {
+	mu    sync.Mutex
+	base  unsafe.Pointer
+	half  uintptr
+	off   uintptr
+	units uint32 // 16-byte units that a half takes; 0: the device has none
+}
+
+func newBlueFlame(base unsafe.Pointer, half int) *blueFlame {
+	return &blueFlame{base: base, half: uintptr(half), units: uint32(half / segSize)}
+}
+
+// QP is the adapter side of an RC queue pair.
+type QP struct {
+	qpn  uint32
+	cap  verbs.QPCap
+	lay  Layout
+	send *CQ
+	recv *CQ
+
+	// Send side, PostSend's.
+	sq       unsafe.Pointer
+	wrid     unsafe.Pointer
+	doorbell unsafe.Pointer
+	bf       *blueFlame
+	sqShift  uint32
+	sqMask   uint32
+	spare    uint32
+	head     uint32
+	signal   uint32
+	sentPub  atomic.Uint32
+
+	// Receive side, PostRecv's.
+	rq          unsafe.Pointer
+	rwrid       unsafe.Pointer
+	rec         unsafe.Pointer // one word: receive head
+	rqShift     uint32
+	rqMask      uint32
+	rhead       uint32
+	receivedPub atomic.Uint32
+
+	// The pollers'.
+	sent     uint32
+	received uint32
+}
+
+// notesBytes is the mapped memory that a queue pair's WRIDs need.
+func notesBytes(l *Layout) int { return (l.SendCount + l.RecvCount) * 8 }
+
+// init points the queue pair at its memory: buf holds the rings as l says, notes is notesBytes long, uar the doorbell page.
+func (q *QP) init(l Layout, buf, notes, rec, uar unsafe.Pointer, bf *blueFlame, signalAll bool) {
+	q.lay, q.cap = l, l.Cap
+	q.sq, q.rq = unsafe.Add(buf, l.SendOffset), unsafe.Add(buf, l.RecvOffset)
+	q.sqShift, q.rqShift = uint32(l.SendShift), uint32(l.RecvShift)
+	q.sqMask, q.rqMask = uint32(l.SendCount)-1, uint32(l.RecvCount)-1
+	q.spare = uint32(l.SendSpare)
+	q.wrid, q.rwrid = notes, unsafe.Add(notes, l.SendCount*8)
+	q.rec = rec
+	q.doorbell = unsafe.Add(uar, sendDoorbell)
+	q.bf = bf
+	if signalAll {
+		q.signal = ctrlCQUpdate
+	}
+}
+
+func (q *QP) entry(i uint32) unsafe.Pointer {
+	return unsafe.Add(q.sq, uintptr(i&q.sqMask)<<q.sqShift)
+}
+
+// beforeInit gives every send entry to software and stamps it, as the adapter expects when the
+// queue pair leaves RESET. It runs before the command.
+func (q *QP) beforeInit() {
+	for i := range q.sqMask + 1 {
+		e := q.entry(i)
+		*(*uint32)(e) = bits.ReverseBytes32(ctrlOwner)
+		*(*uint8)(unsafe.Add(e, 7)) = 1 << (q.sqShift - 4)
+		q.stamp(i)
+	}
+}
+
+// stamp marks the lines of entry i after the first as unused, as far as its last WQE reached.
+func (q *QP) stamp(i uint32) {
+	e := q.entry(i)
+	n := uintptr(*(*uint8)(unsafe.Add(e, 7))&0x3f) * segSize
+	for o := uintptr(lineSize); o < n; o += lineSize {
+		*(*uint32)(unsafe.Add(e, o)) = stamped
+	}
+}
+
+// afterReset puts the software side in the state of a new queue pair.
+func (q *QP) afterReset() {
+	q.purge()
+	q.head, q.rhead, q.sent, q.received = 0, 0, 0, 0
+	q.sentPub.Store(0)
+	q.receivedPub.Store(0)
+	*(*uint32)(q.rec) = 0
+}
+
+// purge takes the queue pair's entries out of its completion queues.
+func (q *QP) purge() {
+	q.recv.purge(q.qpn)
+	if q.send != q.recv {
+		q.send.purge(q.qpn)
+	}
+}
+
+func put32(p unsafe.Pointer, off int, v uint32) {
+	*(*uint32)(unsafe.Add(p, off)) = bits.ReverseBytes32(v)
+}
+
+func put64(p unsafe.Pointer, off int, v uint64) {
+	*(*uint64)(unsafe.Add(p, off)) = bits.ReverseBytes64(v)
+}
+
+func addr(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
+
+// PostSend builds one WQE per request and rings once.
+func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
+	var (
+		head = q.head
+		free = uint32(q.cap.MaxSendWR) - (head - q.sentPub.Load())
+		ctrl unsafe.Pointer // of the last good WQE
+		ds   uint32         // its 16-byte units
+		copy bool           // it is of a kind that BlueFlame pays for
+	)
+	for posted < len(wrs) {
+		wr := &wrs[posted]
+		if free == 0 {
+			err = verbs.ErrQueueFull
+			break
+		}
+		sges := wr.SGList
+		if len(sges) > q.cap.MaxSendSGE {
+			err = errSendSGE
+			break
+		}
+		if uint32(wr.Opcode) >= uint32(len(sendOpcode)) || sendOpcode[wr.Opcode] == 0 {
+			err = errBadOpcode
+			break
+		}
+		inlineBytes := -1
+		if wr.Flags&verbs.SendInline != 0 && len(sges) != 0 {
+			if inlineBytes = sum(sges); inlineBytes > q.cap.MaxInlineData {
+				err = errInline
+				break
+			}
+		}
+		if wr.Atomic == nil && (wr.Opcode == verbs.OpCompareSwap || wr.Opcode == verbs.OpFetchAdd) {
+			err = errAtomicNone
+			break
+		}
+		c := q.entry(head)
+		*(*uint64)(unsafe.Add(q.wrid, uintptr(head&q.sqMask)*8)) = wr.WRID
+		flags := q.signal
+		if wr.Flags&verbs.SendSignaled != 0 {
+			flags |= ctrlCQUpdate
+		}
+		if wr.Flags&verbs.SendSolicited != 0 {
+			flags |= ctrlSolicited
+		}
+		seg := unsafe.Add(c, segSize)
+		n := uint32(1)
+		imm := uint32(0)
+		bf := false
+		switch wr.Opcode {
+		case verbs.OpSendWithImm, verbs.OpSendWithInv:
+			imm = wr.ImmData
+		case verbs.OpRDMAWriteImm, verbs.OpRDMAWrite, verbs.OpRDMARead:
+			if wr.Opcode == verbs.OpRDMAWriteImm {
+				imm = wr.ImmData
+			}
+			put64(seg, 0, wr.RemoteAddr)
+			put64(seg, 8, uint64(wr.RKey)<<32)
+			seg = unsafe.Add(seg, segSize)
+			n = 2
+			bf = wr.Opcode == verbs.OpRDMARead || len(sges) == 0
+		case verbs.OpCompareSwap, verbs.OpFetchAdd:
+			put64(seg, 0, wr.RemoteAddr)
+			put64(seg, 8, uint64(wr.RKey)<<32)
+			if wr.Opcode == verbs.OpCompareSwap {
+				put64(seg, 16, wr.Atomic.Swap)
+				put64(seg, 24, wr.Atomic.CompareAdd)
+			} else {
+				put64(seg, 16, wr.Atomic.CompareAdd)
+				put64(seg, 24, 0)
+			}
+			seg = unsafe.Add(seg, 2*segSize)
+			n = 3
+		case verbs.OpLocalInv:
+			flags |= ctrlStrong
+			put64(seg, 0, 0)
+			put64(seg, 8, uint64(wr.ImmData)<<32)
+			put64(seg, 16, 0)
+			put64(seg, 24, 0)
+			seg = unsafe.Add(seg, 2*segSize)
+			n = 3
+		}
+		put64(c, 8, uint64(flags)<<32|uint64(imm))
+		if inlineBytes >= 0 {
+			n += putInline(seg, sges)
+			bf = inlineBytes > 0
+		} else {
+			for i := len(sges) - 1; i >= 0; i-- {
+				d := unsafe.Add(seg, i*segSize)
+				put32(d, 4, sges[i].LKey)
+				put64(d, 8, sges[i].Addr)
+				length := sges[i].Length
+				if length == 0 {
+					length = 0x80000000 // the adapter's way to say none
+				}
+				udma.StoreRecord(d, bits.ReverseBytes32(length))
+			}
+			n += uint32(len(sges))
+		}
+		size := n
+		if wr.Flags&verbs.SendFence != 0 {
+			size |= ctrlFence
+		}
+		put32(c, 4, size)
+		owner := uint32(sendOpcode[wr.Opcode])
+		if head&(q.sqMask+1) != 0 {
+			owner |= ctrlOwner
+		}
+		udma.StoreRecord(c, bits.ReverseBytes32(owner))
+		head++
+		free--
+		posted++
+		ctrl, ds, copy = c, n, bf
+		if posted < len(wrs) {
+			q.stamp(head - 1 + q.spare)
+		}
+	}
+	if posted == 0 {
+		return 0, err
+	}
+	if posted == 1 && copy && ds > 1 && ds <= q.bf.units {
+		*(*uint32)(ctrl) |= bits.ReverseBytes32(q.head & 0xffff << 8)
+		*(*uint32)(unsafe.Add(ctrl, 4)) |= bits.ReverseBytes32(q.qpn << 8)
+		q.head = head
+		bf := q.bf
+		bf.mu.Lock()
+		udma.CopyToRegister(unsafe.Add(bf.base, bf.off), ctrl, int(ds+3)/4)
+		bf.off ^= bf.half
+		bf.mu.Unlock()
+	} else {
+		q.head = head
+		udma.Store32(q.doorbell, bits.ReverseBytes32(q.qpn<<8))
+	}
+	q.stamp(head - 1 + q.spare)
+	return posted, err
+}
+
+func sum(sges []verbs.SGE) int {
+	total := 0
+	for i := range sges {
+		total += int(sges[i].Length)
+	}
+	return total
+}
+
+// putInline copies the bytes of sges in pieces that end at 64-byte lines, each behind its own header, which is stored after
+// the piece, and returns how many 16-byte units they take. A piece that would be empty gets no header.
+func putInline(seg unsafe.Pointer, sges []verbs.SGE) uint32 {
+	header := seg
+	dst := unsafe.Add(seg, 4)
+	room := lineSize - int(uintptr(dst)&(lineSize-1))
+	piece, bytes := 0, 0
+	for i := range sges {
+		src, n := udma.Pointer(sges[i].Addr), int(sges[i].Length)
+		for n >= room {
+			copy(unsafe.Slice((*byte)(dst), room), unsafe.Slice((*byte)(src), room))
+			src, n = unsafe.Add(src, room), n-room
+			dst = unsafe.Add(dst, room)
+			piece += room
+			bytes += piece + 4
+			udma.StoreRecord(header, bits.ReverseBytes32(0x80000000|uint32(piece)))
+			header, dst = dst, unsafe.Add(dst, 4)
+			room, piece = lineSize-4, 0
+		}
+		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+		dst = unsafe.Add(dst, n)
+		room -= n
+		piece += n
+	}
+	if piece > 0 {
+		bytes += piece + 4
+		udma.StoreRecord(header, bits.ReverseBytes32(0x80000000|uint32(piece)))
+	}
+	return uint32(bytes+segSize-1) / segSize
+}
+
+// invalidLKey ends the scatter list of a receive that has fewer entries than its slot (mlx4dv.h, MLX4_INVALID_LKEY).
+const invalidLKey = 0x100
+
+// PostRecv writes one receive entry per request and publishes them in the doorbell record.
+func (q *QP) PostRecv(wrs []verbs.RecvWorkRequest) (posted int, err error) {
+	head := q.rhead
+	free := uint32(q.cap.MaxRecvWR) - (head - q.receivedPub.Load())
+	for posted < len(wrs) {
+		wr := &wrs[posted]
+		if free == 0 {
+			err = verbs.ErrQueueFull
+			break
+		}
+		if len(wr.SGList) > q.cap.MaxRecvSGE {
+			err = errRecvSGE
+			break
+		}
+		idx := head & q.rqMask
+		seg := unsafe.Add(q.rq, uintptr(idx)<<q.rqShift)
+		for i := range wr.SGList {
+			s := &wr.SGList[i]
+			put64(seg, 0, uint64(s.Length)<<32|uint64(s.LKey))
+			put64(seg, 8, s.Addr)
+			seg = unsafe.Add(seg, segSize)
+		}
+		if len(wr.SGList) < q.cap.MaxRecvSGE {
+			put64(seg, 0, invalidLKey)
+			put64(seg, 8, 0)
+		}
+		*(*uint64)(unsafe.Add(q.rwrid, uintptr(idx)*8)) = wr.WRID
+		head++
+		free--
+		posted++
+	}
+	if posted > 0 {
+		q.rhead = head
+		udma.StoreRecord(q.rec, bits.ReverseBytes32(head&0xffff))
+	}
+	return posted, err
+}
