@@ -38,10 +38,11 @@ type File struct {
 	Guest string // absolute path
 }
 
-// Program is run in the guest, in /root, as root.
+// Program is run in the guest as root.
 type Program struct {
 	Name    string // for messages; default: the last element of Argv[0]
 	Argv    []string
+	Dir     string        // where it runs; default /root
 	Env     []string      // KEY=VALUE, added to the guest's
 	Timeout time.Duration // 0: ten minutes; then it gets SIGQUIT, so that Go programs print their goroutines, and 10 s later SIGKILL
 
@@ -125,6 +126,11 @@ func (j *Job) script() string {
 		if p.Stderr != nil {
 			errTo = fmt.Sprintf("2>/host/out/%d.stderr", i)
 		}
+		dir := p.Dir
+		if dir == "" {
+			dir = "/root"
+		}
+		fmt.Fprintf(&b, "cd %s\n", quote(dir))
 		b.WriteString("read -r t0 rest </proc/uptime\n")
 		fmt.Fprintf(&b, "timeout -s QUIT -k 10 %d env", int(p.timeout().Seconds()))
 		for _, e := range p.Env {
