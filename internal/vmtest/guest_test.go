@@ -32,8 +32,6 @@ type guestTest struct {
 var guestTests = []guestTest{
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
-	{scenario: RXE, pkg: "./rdma/verbs/uverbs"},
-	{scenario: RXE, pkg: "./rdma/cm/ucm"},
 }
 
 func root(t *testing.T) string {

@@ -1,0 +1,72 @@
+# make check   build, vet, lint, unit tests, race detector, house rules: some minutes, no privileges
+# make test    check, and the tests that run in guests with real kernels 6.1 and 6.12; what CI runs
+# make help    the other targets
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := check
+
+GO ?= go
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+VMTEST := CGO_ENABLED=0 $(GO) run ./internal/vmtest/cmd/vmtest
+KERNEL ?= 6.12
+SCENARIO ?= srpt
+FUZZTIME ?= 30s
+
+# Packages with goroutines or shared memory.
+RACE := ./completion/... ./rdma/... ./srp/... ./target-emu/... ./bench/...
+
+# No cgo in what is shipped; the race detector alone needs it.
+export CGO_ENABLED := 0
+
+.PHONY: help build check vet format lint unit race test guest deps guest-shell fuzz clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build all for amd64 and arm64
+	$(GO) build ./...
+	GOARCH=arm64 $(GO) build ./...
+
+check: build vet format lint unit race ## build, vet, lint, unit tests and race detector
+
+vet:
+	$(GO) vet ./...
+	$(GO) vet -tags guest ./internal/vmtest
+	GOARCH=arm64 $(GO) vet ./...
+
+format:
+	@out=$$(gofmt -l .); [ -z "$$out" ] || { echo "not formatted by gofmt:"; echo "$$out"; exit 1; }
+
+lint:
+	$(GO) run $(STATICCHECK) ./...
+
+unit:
+	$(GO) test -timeout 5m ./...
+
+race:
+	@pkgs=$$($(GO) list $(RACE) 2>/dev/null); CGO_ENABLED=1 $(GO) test -race -short -timeout 5m $$pkgs
+
+test: deps check guest ## check, then the tests in guests on both kernels (REQUIRE_ALL=1: nothing may be left out)
+
+test check: export REQUIRE_ALL ?= $(if $(filter test,$(MAKECMDGOALS)),1,)
+
+guest: ## only the tests in guests; VMTEST_ONLY=REGEXP chooses by kernel/scenario/name
+	$(GO) test -tags guest -count=1 -timeout 40m -v ./internal/vmtest
+
+deps: ## as root install the Debian packages of the guests, fetch the kernels; else say what is missing
+	@$(VMTEST) deps
+
+guest-shell: ## a shell in a guest: KERNEL=6.1|6.12 SCENARIO=srpt (docs/testing.md)
+	@$(VMTEST) shell --kernel $(KERNEL) --scenario $(SCENARIO)
+
+fuzz: ## every fuzz target for FUZZTIME each
+	@for pkg in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "== $$pkg $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg; \
+		done; \
+	done
+
+clean: ## remove the guests' kernels and images from the cache
+	rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}/srp-initiator/vmtest"
