@@ -140,7 +140,7 @@ srp_login() {
 	d=/sys/class/infiniband_srp/srp-$1-1
 	[ -d "$d" ] || fail "ib_srp has no port $1"
 	before=" $(echo /sys/class/scsi_host/*) "
-	if [ -n "$2" ]; then
+	if [ -n "${2-}" ]; then
 		s=$2
 	else
 		g=$(srpt_guid)
