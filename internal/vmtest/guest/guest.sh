@@ -131,7 +131,7 @@ srpt_up() {
 
 # srpt_sessions: print the number of channels that ib_srpt has (its connection ids in state CONNECT)
 srpt_sessions() {
-	rdma resource show cm_id 2>/dev/null | grep ib_srpt | grep -c 'state CONNECT'
+	rdma resource show cm_id 2>/dev/null | grep ib_srpt | grep -c 'state CONNECT' || :
 }
 
 # srp_login: srp_login RXE [KEY=VALUE,...] logs the kernel's ib_srp in; default destination is the target of scenario srpt. Prints the SCSI host, e.g. host1
