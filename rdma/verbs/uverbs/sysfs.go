@@ -12,12 +12,14 @@ import (
 
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/abi"
+	"srp-initiator/rdma/verbs/uverbs/internal/mlx4"
+	"srp-initiator/rdma/verbs/uverbs/internal/mlx5"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
 	"srp-initiator/rdma/verbs/uverbs/internal/rxe"
 )
 
 // families are the device families this package serves, by name.
-var families = []provider.Family{rxe.Family{}}
+var families = []provider.Family{rxe.Family{}, mlx5.Family{}, mlx4.Family{}}
 
 // DeviceInfo is one RDMA device that the kernel offers to user space.
 type DeviceInfo struct {

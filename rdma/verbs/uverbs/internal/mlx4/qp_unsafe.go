@@ -190,8 +190,6 @@ func put64(p unsafe.Pointer, off int, v uint64) {
 	*(*uint64)(unsafe.Add(p, off)) = bits.ReverseBytes64(v)
 }
 
-func addr(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
-
 // PostSend builds one WQE per request and rings once.
 func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 	var (

@@ -75,7 +75,8 @@ type Register struct {
 	// copyMax is how many 16-byte units of a descriptor the register takes (BlueFlame),
 	// 0 for none; copyInlineMax the same when the descriptor carries inline data.
 	copyMax, copyInlineMax uint32
-	shared                 bool // other queue pairs may ring it: hold mu
+	shared                 bool   // other queue pairs may ring it: hold mu
+	uar                    uint32 // page id, for the create command
 	mu                     sync.Mutex
 }
 
@@ -411,8 +412,6 @@ func (q *QP) purge() {
 		q.send.purge(q.rsn)
 	}
 }
-
-func addr(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
 // PostRecv writes one receive entry per request and publishes them in the doorbell record; the adapter
 // reads it when a message arrives.

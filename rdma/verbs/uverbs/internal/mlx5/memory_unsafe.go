@@ -1,0 +1,14 @@
+package mlx5
+
+import (
+	"encoding/binary"
+	"unsafe"
+)
+
+func addr(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
+
+// addrOf is the virtual address of mapped memory, for a command.
+func addrOf(b []byte) uint64 { return uint64(uintptr(addr(b))) }
+
+func native32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+func native64(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
