@@ -13,6 +13,9 @@ import (
 	"srp-initiator/rdma/verbs/uverbs/internal/udma"
 )
 
+// kernelWCWithInvalidate is IB_WC_WITH_INVALIDATE of include/rdma/ib_verbs.h.
+const kernelWCWithInvalidate = 1 << 2
+
 const ringHeader = unsafe.Sizeof(abi.RXEQueueBuf{})
 
 // ring is a mapped queue. Size and stride are copied at map time, so that whatever happens to the shared page
@@ -74,11 +77,13 @@ func (r *ring) completion(i uint32, wc *verbs.WorkCompletion) {
 	if wc.Opcode < verbs.WCRecv {
 		return
 	}
-	wc.Flags = verbs.WCFlags(e.WCFlags)
+	// The flags are the kernel's own enum ib_wc_flags here, not the uapi's: invalidated is 4, not 8.
+	wc.Flags = verbs.WCFlags(e.WCFlags) & (verbs.WCWithGRH | verbs.WCWithImm)
 	switch {
 	case wc.Flags&verbs.WCWithImm != 0:
 		wc.ImmData = swap32(e.Ex)
-	case wc.Flags&verbs.WCWithInv != 0:
+	case e.WCFlags&kernelWCWithInvalidate != 0:
+		wc.Flags |= verbs.WCWithInv
 		wc.ImmData = e.Ex
 	}
 }
