@@ -829,3 +829,13 @@ func codeTime(code uint8) time.Duration {
 // verbsPKeyMatch compares partition keys: the low 15 bits agree and one side at least is a full member
 // (IBA vol. 1, 10.9.3).
 func verbsPKeyMatch(a, b uint16) bool { return (a^b)&0x7fff == 0 && (a|b)&0x8000 != 0 }
+
+// Conns are the connections that the machine knows, in order of creation.
+func (m *Machine) Conns() []*Conn {
+	cs := make([]*Conn, 0, len(m.conns))
+	for _, c := range m.conns {
+		cs = append(cs, c)
+	}
+	slices.SortFunc(cs, func(a, b *Conn) int { return cmp.Compare(a.order, b.order) })
+	return cs
+}

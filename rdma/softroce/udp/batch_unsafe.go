@@ -131,13 +131,14 @@ func source(name *[unix.SizeofSockaddrInet6]byte) netip.AddrPort {
 
 // Destination is a node's address as the kernel takes it.
 type Destination struct {
+	addr netip.AddrPort
 	name [unix.SizeofSockaddrInet6]byte
 	len  uint32
 }
 
 // NewDestination makes a destination of an address and port; scope is the interface index for a link-local IPv6 address.
 func NewDestination(to netip.AddrPort, scope uint32) *Destination {
-	d := &Destination{}
+	d := &Destination{addr: to}
 	d.name[2], d.name[3] = byte(to.Port()>>8), byte(to.Port())
 	if a := to.Addr().Unmap(); a.Is4() {
 		*(*uint16)(unsafe.Pointer(&d.name[0])) = unix.AF_INET
@@ -155,6 +156,9 @@ func NewDestination(to netip.AddrPort, scope uint32) *Destination {
 	}
 	return d
 }
+
+// AddrPort is what NewDestination was given.
+func (d *Destination) AddrPort() netip.AddrPort { return d.addr }
 
 type sender struct {
 	hdrs     [batchSend]mmsghdr

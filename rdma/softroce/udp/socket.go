@@ -47,6 +47,8 @@ type Message struct {
 	Data    []byte
 	Segment int
 	From    netip.AddrPort
+	// KnowsID says that every datagram of the message had IP identification 0. A socket cannot tell; a simulated network can.
+	KnowsID bool
 }
 
 // Train is what to send to one node: a datagram, or with Segment not 0 several of Segment bytes, of which the last may be shorter.
@@ -118,7 +120,7 @@ func Open(addr netip.Addr, o Options) (*Socket, error) {
 	if addr.Is4() {
 		family, name = unix.AF_INET, &unix.SockaddrInet4{Port: Port, Addr: addr.As4()}
 	} else {
-		family, name = unix.AF_INET6, &unix.SockaddrInet6{Port: Port, Addr: addr.WithZone("").As16(), ZoneId: scope(addr)}
+		family, name = unix.AF_INET6, &unix.SockaddrInet6{Port: Port, Addr: addr.WithZone("").As16(), ZoneId: Scope(addr)}
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
 	if err != nil {
@@ -150,8 +152,8 @@ func Open(addr netip.Addr, o Options) (*Socket, error) {
 	return s, nil
 }
 
-// scope is the interface index of a link-local address's zone.
-func scope(a netip.Addr) uint32 {
+// Scope is the interface index of a link-local address with a zone, 0 of any other.
+func Scope(a netip.Addr) uint32 {
 	if a.Zone() == "" {
 		return 0
 	}

@@ -1,0 +1,426 @@
+package softroce
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"srp-initiator/rdma/cm"
+	"srp-initiator/rdma/hostmem"
+	"srp-initiator/rdma/verbs"
+)
+
+// end is one side of a connection with memory.
+type end struct {
+	d      *Device
+	pd     verbs.ProtectionDomain
+	ch     verbs.CompletionChannel
+	cq     verbs.CompletionQueue
+	qp     verbs.QueuePair
+	mem    *hostmem.Region
+	mr     verbs.MemoryRegion
+	conn   cm.Conn
+	events []verbs.CompletionQueue
+}
+
+const memSize = 4 << 20
+
+func newEnd(t testing.TB, d *Device, all bool) *end {
+	t.Helper()
+	e := &end{d: d, events: make([]verbs.CompletionQueue, 4)}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	e.pd, err = d.AllocPD()
+	must(err)
+	e.ch, err = d.CreateCompletionChannel()
+	must(err)
+	e.cq, err = d.CreateCQ(verbs.CQInit{Capacity: 1024, Channel: e.ch, Cookie: e})
+	must(err)
+	e.qp, err = e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq, RecvCQ: e.cq, SignalAll: all, Cap: verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInlineData: 128}})
+	must(err)
+	e.mem, err = hostmem.Alloc(memSize)
+	must(err)
+	e.mr, err = e.pd.RegisterMemory(e.mem, verbs.AccessLocalWrite|verbs.AccessRemoteWrite|verbs.AccessRemoteRead|verbs.AccessMWBind)
+	must(err)
+	t.Cleanup(func() {
+		if e.conn != nil {
+			e.conn.Disconnect()
+		}
+		for _, f := range []func() error{e.qp.Destroy, e.cq.Destroy, e.ch.Close, e.mr.Deregister, e.pd.Dealloc, e.mem.Free} {
+			if err := f(); err != nil {
+				t.Error(err)
+			}
+		}
+		if e.conn != nil {
+			e.conn.Close()
+		}
+	})
+	return e
+}
+
+func (e *end) sge(off, n int) []verbs.SGE {
+	return []verbs.SGE{{Addr: e.mr.Addr() + uint64(off), Length: uint32(n), LKey: e.mr.LKey()}}
+}
+
+// poll reaps n completions by polling, 10 s at most.
+func (e *end) poll(t testing.TB, n int) []verbs.WorkCompletion {
+	t.Helper()
+	var out []verbs.WorkCompletion
+	wcs := make([]verbs.WorkCompletion, 16)
+	for limit := time.Now().Add(10 * time.Second); len(out) < n; {
+		k := e.cq.Poll(wcs)
+		out = append(out, wcs[:k]...)
+		if k == 0 && time.Now().After(limit) {
+			t.Fatalf("%s: %d of %d completions: %+v", e.d.Name(), len(out), n, e.d.Stats())
+		}
+	}
+	return out
+}
+
+// wait reaps n completions by notifications.
+func (e *end) wait(t testing.TB, n int) []verbs.WorkCompletion {
+	t.Helper()
+	var out []verbs.WorkCompletion
+	wcs := make([]verbs.WorkCompletion, 16)
+	for {
+		for {
+			k := e.cq.Poll(wcs)
+			out = append(out, wcs[:k]...)
+			if k == 0 {
+				break
+			}
+		}
+		if len(out) >= n {
+			return out
+		}
+		missed, err := e.cq.Arm(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if missed {
+			continue
+		}
+		if _, err := e.ch.Wait(e.events); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (e *end) send(t testing.TB, wrs ...verbs.SendWorkRequest) {
+	t.Helper()
+	if n, err := e.qp.PostSend(wrs); err != nil {
+		t.Fatalf("posted %d of %d: %v", n, len(wrs), err)
+	}
+}
+
+func (e *end) recv(t testing.TB, id uint64, off, n int) {
+	t.Helper()
+	if _, err := e.qp.PostRecv([]verbs.RecvWorkRequest{{WRID: id, SGList: e.sge(off, n)}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t testing.TB, opts ...Option) *Device {
+	t.Helper()
+	d, err := Open(netip.Addr{}, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+var connParam = cm.ConnParam{ResponderResources: 4, InitiatorDepth: 4, RetryCount: 7, RNRRetryCount: 7}
+
+// connect joins a and b; prepare is called with both queue pairs in INIT.
+func connect(t testing.TB, a, b *end) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	l, err := b.d.Connector().Listen(netip.AddrPortFrom(b.d.Addr(), 0), 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan error, 1)
+	go func() {
+		accepted <- func() error {
+			c, err := l.Accept(ctx)
+			if err != nil {
+				return err
+			}
+			b.conn = c
+			if err := c.InitQP(b.qp); err != nil {
+				return err
+			}
+			if got := c.Request(); !bytes.HasPrefix(got.PrivateData, []byte("hello\x00")) || len(got.PrivateData) != cm.MaxConnectData {
+				return fmt.Errorf("request %+v", got)
+			}
+			p := connParam
+			p.PrivateData = []byte("welcome")
+			return c.Accept(ctx, p)
+		}()
+	}()
+	c, err := a.d.Connector().Resolve(ctx, netip.AddrPort{}, cm.Addr{IP: l.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.conn = c
+	if err := c.InitQP(a.qp); err != nil {
+		t.Fatal(err)
+	}
+	p := connParam
+	p.PrivateData = []byte("hello")
+	rep, err := c.Connect(ctx, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasPrefix(rep.PrivateData, []byte("welcome\x00")) || rep.ResponderResources != 4 {
+		t.Fatalf("reply %+v", rep)
+	}
+	if err := <-accepted; err != nil {
+		t.Fatal(err)
+	}
+	if a.qp.State() != verbs.QPReadyToSend || b.qp.State() != verbs.QPReadyToSend {
+		t.Fatalf("connected in %v and %v", a.qp.State(), b.qp.State())
+	}
+}
+
+func pair(t testing.TB, opts ...Option) (a, b *end) {
+	t.Helper()
+	a, b = newEnd(t, open(t, opts...), true), newEnd(t, open(t, opts...), true)
+	connect(t, a, b)
+	return a, b
+}
+
+func fill(b []byte, seed byte) {
+	for i := range b {
+		b[i] = byte(i)*13 + byte(i>>8)*7 + byte(i>>16) + seed
+	}
+}
+
+// quiet checks that nothing was lost, sent again or refused.
+func quiet(t *testing.T, ends ...*end) {
+	t.Helper()
+	for _, e := range ends {
+		s := e.d.Stats()
+		tr := s.Transport
+		if s.ICRCErrors+s.Malformed+s.UnknownQPN+s.WrongPeer+s.BadMAD+s.MADsLost+s.CQOverruns+s.Socket.KernelDrops+s.Socket.SendErrors+
+			tr.Retransmits+tr.Timeouts+tr.TxNakSequence+tr.RxNakSequence+tr.ImpliedNaks+tr.Duplicates+tr.OutOfOrder+tr.Dropped+tr.TxRNR+tr.RxRNR+
+			s.CM.Retransmits+s.CM.Malformed+s.CM.Duplicates != 0 {
+			t.Errorf("%s is not quiet: %+v", e.d.Name(), s)
+		}
+	}
+}
+
+func TestSendWriteRead(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		opts []Option
+	}{{"offload", nil}, {"plain", []Option{WithoutOffload()}}, {"mtu1024", []Option{WithMTU(verbs.MTU1024)}}} {
+		t.Run(c.name, func(t *testing.T) {
+			a, b := pair(t, c.opts...)
+			reaps := map[string]func(*end, testing.TB, int) []verbs.WorkCompletion{"poll": (*end).poll, "notify": (*end).wait}
+			for how, reap := range reaps {
+				for i, n := range []int{0, 1, 3, 64, 1023, 1024, 1025, 4095, 4096, 4097, 65536, 1 << 20} {
+					src, dst := a.mem.Slice(0, n), b.mem.Slice(1<<20, n)
+					fill(src, byte(i))
+					b.recv(t, 7, 1<<20, 1<<20)
+					a.send(t, verbs.SendWorkRequest{WRID: 1, Opcode: verbs.OpSend, SGList: a.sge(0, n)})
+					if wc := reap(b, t, 1)[0]; wc.Status != verbs.WCSuccess || wc.WRID != 7 || wc.ByteLen != uint32(n) || wc.Opcode != verbs.WCRecv || wc.QPN != b.qp.QPN() {
+						t.Fatalf("%s: receive of %d bytes: %+v", how, n, wc)
+					}
+					if wc := reap(a, t, 1)[0]; wc.Status != verbs.WCSuccess || wc.WRID != 1 || wc.Opcode != verbs.WCSend {
+						t.Fatalf("%s: send of %d bytes: %+v", how, n, wc)
+					}
+					if !bytes.Equal(src, dst) {
+						t.Fatalf("%s: SEND of %d bytes: wrong data", how, n)
+					}
+					fill(src, byte(i)+100)
+					a.send(t, verbs.SendWorkRequest{WRID: 2, Opcode: verbs.OpRDMAWrite, SGList: a.sge(0, n), RemoteAddr: b.mr.Addr() + 2<<20 + 3, RKey: b.mr.RKey()})
+					if wc := reap(a, t, 1)[0]; wc.Status != verbs.WCSuccess || wc.Opcode != verbs.WCRDMAWrite {
+						t.Fatalf("%s: WRITE of %d bytes: %+v", how, n, wc)
+					}
+					if !bytes.Equal(src, b.mem.Slice(2<<20+3, n)) {
+						t.Fatalf("%s: WRITE of %d bytes: wrong data", how, n)
+					}
+					a.send(t, verbs.SendWorkRequest{WRID: 3, Opcode: verbs.OpRDMARead, SGList: a.sge(3<<20, n), RemoteAddr: b.mr.Addr() + 2<<20 + 3, RKey: b.mr.RKey()})
+					if wc := reap(a, t, 1)[0]; wc.Status != verbs.WCSuccess || wc.Opcode != verbs.WCRDMARead || wc.ByteLen != uint32(n) {
+						t.Fatalf("%s: READ of %d bytes: %+v", how, n, wc)
+					}
+					if !bytes.Equal(src, a.mem.Slice(3<<20, n)) {
+						t.Fatalf("%s: READ of %d bytes: wrong data", how, n)
+					}
+				}
+			}
+			quiet(t, a, b)
+			t.Logf("%+v", a.d.Stats())
+		})
+	}
+}
+
+// Many requests under way both ways at once, of random kinds and sizes.
+func TestTraffic(t *testing.T) {
+	a, b := pair(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	fill(a.mem.Bytes(), 1)
+	fill(b.mem.Bytes()[memSize/2:], 2)
+	const rounds, depth = 40, 16
+	for round := range rounds {
+		for i := range depth {
+			b.recv(t, uint64(i), 0, 65536)
+		}
+		wrs := make([]verbs.SendWorkRequest, 0, 3*depth)
+		reads := 0
+		for i := range depth {
+			n := r.IntN(40000)
+			wrs = append(wrs, verbs.SendWorkRequest{WRID: uint64(i), Opcode: verbs.OpRDMAWrite, SGList: a.sge(i*40000, n), RemoteAddr: b.mr.Addr() + uint64(i*40000), RKey: b.mr.RKey()})
+			if i%3 == 0 {
+				wrs = append(wrs, verbs.SendWorkRequest{WRID: uint64(i), Opcode: verbs.OpRDMARead, SGList: a.sge(memSize/2+i*65536, n), RemoteAddr: b.mr.Addr() + memSize/2 + uint64(i*65536), RKey: b.mr.RKey()})
+				reads++
+			}
+			wrs = append(wrs, verbs.SendWorkRequest{WRID: uint64(i), Opcode: verbs.OpSend, Flags: verbs.SendInline, SGList: a.sge(i*40000, min(n, 100))})
+		}
+		a.send(t, wrs...)
+		var got []verbs.WorkCompletion
+		if round%2 == 0 {
+			got = append(a.poll(t, len(wrs)), b.poll(t, depth)...)
+		} else {
+			got = append(a.wait(t, len(wrs)), b.wait(t, depth)...)
+		}
+		for _, wc := range got {
+			if wc.Status != verbs.WCSuccess {
+				t.Fatalf("round %d: %+v", round, wc)
+			}
+		}
+		for i := range depth {
+			n := int(wrs[i].SGList[0].Length)
+			_ = n
+		}
+		for _, wr := range wrs {
+			n, off := int(wr.SGList[0].Length), int(wr.SGList[0].Addr-a.mr.Addr())
+			roff := int(wr.RemoteAddr - b.mr.Addr())
+			if wr.Opcode == verbs.OpSend {
+				continue
+			}
+			if wr.Opcode == verbs.OpRDMAWrite && off == 0 {
+				continue // the receives share this place
+			}
+			if roff >= 65536 && !bytes.Equal(a.mem.Slice(off, n), b.mem.Slice(roff, n)) {
+				t.Fatalf("round %d: opcode %d of %d bytes at %d: wrong data", round, wr.Opcode, n, off)
+			}
+		}
+	}
+	quiet(t, a, b)
+	t.Logf("%+v", a.d.Stats())
+}
+
+func TestConnectErrors(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	a, b := newEnd(t, open(t), true), newEnd(t, open(t), true)
+	dial := func(to netip.AddrPort, timeout time.Duration) error {
+		t.Helper()
+		e := newEnd(t, a.d, true)
+		c, err := a.d.Connector().Resolve(ctx, netip.AddrPort{}, cm.Addr{IP: to})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if err := c.InitQP(e.qp); err != nil {
+			t.Fatal(err)
+		}
+		p := connParam
+		p.Timeout = timeout
+		_, err = c.Connect(ctx, p)
+		return err
+	}
+	var rej *cm.RejectError
+	if err := dial(netip.AddrPortFrom(b.d.Addr(), 5000), 0); !errors.As(err, &rej) || rej.Reason != 8 {
+		t.Errorf("nobody listens: %v", err)
+	}
+	start := time.Now()
+	if err := dial(netip.MustParseAddrPort("127.255.7.7:5000"), 300*time.Millisecond); !errors.Is(err, cm.ErrUnreachable) {
+		t.Errorf("nobody there: %v", err)
+	}
+	if d := time.Since(start); d < 250*time.Millisecond || d > 3*time.Second {
+		t.Errorf("gave up after %v", d)
+	}
+	if err := dial(netip.MustParseAddrPort("192.0.2.1:5000"), 0); !errors.Is(err, cm.ErrUnreachable) {
+		t.Errorf("from loopback to elsewhere: %v", err)
+	}
+	l, err := b.d.Connector().Listen(netip.AddrPortFrom(b.d.Addr(), 0), 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.d.Connector().Listen(l.Addr(), 4); err == nil {
+		t.Error("two listeners on one port")
+	}
+	go func() {
+		if c, err := l.Accept(ctx); err == nil {
+			c.Reject([]byte("no"))
+		}
+	}()
+	if err := dial(l.Addr(), 0); !errors.As(err, &rej) || rej.Reason != cm.ReasonConsumerDefined || !bytes.HasPrefix(rej.PrivateData, []byte("no\x00")) {
+		t.Errorf("rejected: %v", err)
+	}
+	// A listener that goes away refuses those who wait.
+	errc := make(chan error)
+	go func() { errc <- dial(l.Addr(), 5*time.Second) }()
+	time.Sleep(50 * time.Millisecond)
+	l.Close()
+	if err := <-errc; !errors.As(err, &rej) {
+		t.Errorf("listener closed: %v", err)
+	}
+	if _, err := l.Accept(ctx); err == nil {
+		t.Error("Accept on a closed listener")
+	}
+}
+
+func TestDisconnect(t *testing.T) {
+	a, b := pair(t)
+	for i := range 5 {
+		b.recv(t, uint64(i), 0, 100)
+	}
+	if err := a.conn.Disconnect(); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []*end{a, b} {
+		select {
+		case <-e.conn.Done():
+		case <-time.After(5 * time.Second):
+			t.Fatal("Done is not closed")
+		}
+		if err := e.conn.Err(); !errors.Is(err, cm.ErrDisconnected) {
+			t.Fatal(err)
+		}
+		if s := e.qp.State(); s != verbs.QPError {
+			t.Fatal(s)
+		}
+	}
+	for _, wc := range b.poll(t, 5) {
+		if wc.Status != verbs.WCFlushError {
+			t.Fatalf("%+v", wc)
+		}
+	}
+	if _, err := a.qp.PostSend([]verbs.SendWorkRequest{{WRID: 9, Opcode: verbs.OpSend}}); err != nil {
+		t.Fatal(err)
+	}
+	if wc := a.wait(t, 1)[0]; wc.Status != verbs.WCFlushError || wc.WRID != 9 {
+		t.Fatalf("%+v", wc)
+	}
+}

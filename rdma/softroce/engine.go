@@ -1,0 +1,247 @@
+package softroce
+
+// The engine. One mutex guards the device, and whoever holds it does what there is to do: a turn takes a batch of datagrams from the
+// link, gives each to its queue pair, lets the queue pairs acknowledge, runs the timers, sends everything that was built in one
+// batch, and then wakes those who armed a completion queue. Turns are driven by
+//
+//	pollers: Poll on an empty completion queue, when nobody else holds the mutex;
+//	threads in WaitThread, which wait for the socket itself;
+//	the pump, a goroutine parked on the link: for everything else. It is armed while somebody waits for a notification
+//	and when nobody has polled for a while; while pollers are at work it sleeps, and only looks after them every millisecond.
+//
+// PostSend builds packets and sends them at once, unless a consumer is between taking completions and its next Poll or Arm: what is
+// posted in between, typically by the handler of those completions, leaves together (one sendmmsg, grouped
+// into UDP_SEGMENT trains). The next Poll on an empty queue, Arm, turn of anybody, or at the latest the watchdog sends it.
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"srp-initiator/rdma/softroce/rc"
+	"srp-initiator/rdma/softroce/udp"
+	"srp-initiator/rdma/verbs"
+)
+
+func (d *Device) now() rc.Time { return rc.Time(time.Since(d.start)) }
+
+func (d *Device) clock(t rc.Time) time.Time {
+	if t == rc.Never {
+		return time.Time{}
+	}
+	return d.start.Add(time.Duration(t))
+}
+
+// pollTurn is a turn driven by a poller.
+func (d *Device) pollTurn() {
+	d.polls++
+	if d.armed && d.waiting == 0 {
+		d.armed = false
+		d.link.Disarm()
+		d.wakeAt(d.now().Add(watchdog))
+	}
+	d.turn()
+}
+
+// turn does all there is to do now. d.mu is held.
+func (d *Device) turn() {
+	if d.closed {
+		return
+	}
+	now := d.now()
+	for range receiveRounds {
+		ms, err := d.link.Receive()
+		if err != nil || len(ms) == 0 {
+			break
+		}
+		for i := range ms {
+			d.receive(now, &ms[i])
+		}
+		for _, q := range d.touched {
+			q.touched = false
+			q.rc.EndBatch(now)
+			d.settle(q)
+		}
+		d.touched = d.touched[:0]
+		d.flush(now)
+		if len(ms) < cap(ms) {
+			break
+		}
+	}
+	d.timers(now)
+	d.flush(now)
+}
+
+// settle notes a queue pair's timer after any call into it.
+func (d *Device) settle(q *queuePair) {
+	if t := q.rc.Deadline(); t < d.nextTimer {
+		d.nextTimer = t
+		d.wakeAt(t)
+	}
+}
+
+// settleCM sends what the connection manager has to say and tells its events.
+func (d *Device) settleCM(now rc.Time) {
+	for _, o := range d.cm.Outputs() {
+		d.sendMAD(o.To, &o.MAD)
+	}
+	for _, e := range d.cm.Events() {
+		d.cmEvent(now, &e)
+	}
+	// Events may have made the manager speak again, but only once: no event follows from what they do.
+	for _, o := range d.cm.Outputs() {
+		d.sendMAD(o.To, &o.MAD)
+	}
+	if t := d.cm.Next(); !t.IsZero() {
+		if at := rc.Time(t.Sub(d.start)); at < d.nextTimer {
+			d.nextTimer = at
+			d.wakeAt(at)
+		}
+	}
+}
+
+// timers runs what has expired.
+func (d *Device) timers(now rc.Time) {
+	if now < d.nextTimer {
+		return
+	}
+	d.nextTimer = rc.Never
+	for _, q := range d.order {
+		if q.rc.Deadline() <= now {
+			q.rc.Tick(now)
+		}
+		if t := q.rc.Deadline(); t < d.nextTimer {
+			d.nextTimer = t
+		}
+	}
+	d.cm.Tick(d.clock(now))
+	d.settleCM(now)
+	if d.nextTimer != rc.Never {
+		d.wakeAt(d.nextTimer)
+	}
+}
+
+// flush sends what was built, and lets queue pairs go on that had found no room.
+func (d *Device) flush(now rc.Time) {
+	for {
+		d.deferred = false
+		if !d.tx.send(d) {
+			d.wakeAt(now.Add(watchdog))
+			return
+		}
+		if len(d.blocked) == 0 {
+			return
+		}
+		n := len(d.blocked)
+		for i := range n {
+			q := d.blocked[i]
+			q.blocked = false
+			q.rc.Pump(now)
+			d.settle(q)
+		}
+		d.blocked = append(d.blocked[:0], d.blocked[n:]...)
+	}
+}
+
+// flushOrDefer is the end of PostSend.
+func (d *Device) flushOrDefer(now rc.Time) {
+	if d.turns.Load() > 0 && d.pumpAt <= now.Add(watchdog) && !d.tx.crowded() {
+		d.deferred = true
+		return
+	}
+	d.flush(now)
+}
+
+func (d *Device) flushDeferred() {
+	if d.deferred {
+		d.flush(d.now())
+	}
+}
+
+// wakeAt makes the pump look again at t at the latest.
+func (d *Device) wakeAt(t rc.Time) {
+	if t < d.pumpAt {
+		d.pumpAt = t
+		d.link.SetDeadline(d.clock(t))
+	}
+}
+
+// armPump makes sure that somebody watches the link for a consumer that waits on ch.
+func (d *Device) armPump(ch *channel) {
+	if !d.armed && !ch.served.Load() {
+		d.armed = true
+		d.link.Arm()
+	}
+}
+
+// pumpFor is armPump for a channel whose waiter no longer drives the socket itself.
+func (d *Device) pumpFor(ch *channel) {
+	d.mu.Lock()
+	defer d.unlock()
+	d.armPump(ch)
+}
+
+// pump is the goroutine that drives the device when nobody else does.
+func (d *Device) pump() {
+	defer close(d.pumped)
+	var polls uint64
+	for {
+		err := d.link.WaitReadable()
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+		d.mu.Lock()
+		if d.closed {
+			d.mu.Unlock()
+			return
+		}
+		if err == nil {
+			d.armed = false
+		}
+		d.turn()
+		idle := d.polls == polls && len(d.notify) == 0 && d.threads == 0
+		polls = d.polls
+		if !d.armed && (d.waiting > 0 && d.threads == 0 || idle) {
+			d.armed = true
+			d.link.Arm()
+		}
+		at := d.nextTimer
+		if !d.armed || d.deferred || d.tx.stalled() {
+			at = min(at, d.now().Add(watchdog))
+		}
+		d.pumpAt = at
+		d.link.SetDeadline(d.clock(at))
+		d.unlock()
+	}
+}
+
+// unlock ends a critical section: it deals with overrun completion queues and wakes those whose queues were armed.
+func (d *Device) unlock() {
+	for len(d.overrun) > 0 {
+		c := d.overrun[0]
+		d.overrun = d.overrun[1:]
+		d.async(verbs.AsyncEvent{Type: verbs.EventCQError, CQ: c})
+		for _, q := range d.order {
+			if q.sendCQ == c || q.recvCQ == c {
+				q.fail(d.now())
+			}
+		}
+	}
+	for _, c := range d.notify {
+		c.notified = false
+		c.channel.post(c)
+	}
+	d.notify = d.notify[:0]
+	d.mu.Unlock()
+}
+
+// async queues an asynchronous event; when nobody reads them, the oldest stay and the newest are lost.
+func (d *Device) async(e verbs.AsyncEvent) {
+	select {
+	case d.events <- e:
+	default:
+		d.stats.AsyncEventsLost++
+	}
+}
+
+var _ Link = (*udp.Socket)(nil)

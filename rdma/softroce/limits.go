@@ -1,0 +1,28 @@
+package softroce
+
+import "time"
+
+// Limits of a device: what QueryDevice reports, and what a flood cannot exceed.
+const (
+	maxQP       = 4096
+	maxQPWR     = 16384
+	maxSGE      = 32
+	maxInline   = 1024
+	maxCQ       = 4096
+	maxCQE      = 1 << 20
+	maxKeys     = 1 << 16 // regions and windows together; a key's index has 24 bits, so guessing one is 1 in 256 at the very best, and 1 in 2^16 with its low byte
+	maxPD       = 4096
+	maxReads    = 16 // RDMA READs per queue pair, either way
+	maxAsync    = 256
+	maxPeers    = 1024 // destinations that are remembered
+	maxMessage  = 1 << 30
+	recentQPNs  = 4096 // queue pair numbers that are not given out again for now
+	compVectors = 1
+)
+
+const (
+	// watchdog bounds how long work may lie when a poller has stopped polling without arming its queue.
+	watchdog = time.Millisecond
+	// receiveRounds bounds the batches of one turn, so that completions are reaped in between.
+	receiveRounds = 4
+)

@@ -1,0 +1,68 @@
+package softroce
+
+import (
+	"net"
+	"net/netip"
+	"time"
+
+	"srp-initiator/rdma/softroce/udp"
+	"srp-initiator/rdma/verbs"
+)
+
+// Link is the packet I/O under a device: a udp.Socket, or an end of a simulated network. The device calls Receive, Send, Arm,
+// Disarm and Close one at a time, WaitReadable from one goroutine beside them, SetDeadline from any.
+type Link interface {
+	// Addr is the one address of the device.
+	Addr() netip.Addr
+	// Receive takes what has arrived without blocking; the messages are valid until the next call.
+	Receive() ([]udp.Message, error)
+	// Send sends trains in order and returns how many it took; udp.ErrWouldBlock when the others have to wait.
+	Send([]udp.Train) (int, error)
+	// GSO reports that a Train may hold more than one datagram.
+	GSO() bool
+	// WaitReadable parks until the armed link has something (nil), the deadline has passed
+	// (os.ErrDeadlineExceeded), or the link was closed (os.ErrClosed).
+	WaitReadable() error
+	// Arm lets WaitReadable return once for something that has arrived or arrives; Disarm takes it back.
+	Arm() error
+	Disarm() error
+	SetDeadline(time.Time) error
+	Close() error
+}
+
+// descriptor is a Link that a thread can wait for in poll(2).
+type descriptor interface{ FD() int }
+
+// linkMTU is the path MTU that the interface of addr carries: the largest that fits its MTU with 80 bytes of headers, as rxe counts
+// (rxe_net.c). The interface's name comes with it.
+func linkMTU(addr netip.Addr) (verbs.MTU, string) {
+	ifs, err := net.Interfaces()
+	if err != nil {
+		return verbs.MTU1024, ""
+	}
+	for _, i := range ifs {
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addrs {
+			p, err := netip.ParsePrefix(a.String())
+			if err != nil {
+				continue
+			}
+			if p.Addr().Unmap() == addr.WithZone("") || addr.IsLoopback() && i.Flags&net.FlagLoopback != 0 && p.Contains(addr) {
+				return mtuFor(i.MTU), i.Name
+			}
+		}
+	}
+	return verbs.MTU1024, ""
+}
+
+// mtuFor is the largest path MTU for a link of n bytes.
+func mtuFor(n int) verbs.MTU {
+	m := verbs.MTU4096
+	for m > verbs.MTU256 && m.Bytes()+80 > n {
+		m--
+	}
+	return m
+}

@@ -1,0 +1,118 @@
+package softroce
+
+import (
+	"encoding/binary"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"srp-initiator/rdma/verbs"
+)
+
+// waitThread is WaitThread on a link with a descriptor: the thread blocks in poll(2) on the socket itself and on the channel's eventfd, and drives
+// the device when packets come. One thread of a device watches the socket; others, and a thread whose
+// queue somebody else fills, are woken by their eventfd.
+func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, timeout time.Duration) (int, error) {
+	d := ch.d
+	if ch.event < 0 {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			return 0, err
+		}
+		ch.event = fd
+	}
+	ch.served.Store(true)
+	var deadline time.Time
+	if timeout >= 0 {
+		deadline = time.Now().Add(timeout)
+	}
+	for {
+		if n, done, err := ch.collect(events, true); done {
+			ch.afterThread()
+			return n, err
+		}
+		// Who comes first watches the socket, and turns once before it sleeps: what is there already wakes nobody.
+		d.mu.Lock()
+		leader := d.threads == 0 && !d.closed
+		wait := time.Duration(-1)
+		if leader {
+			d.turn()
+			if len(d.notify) > 0 {
+				d.unlock()
+				continue
+			}
+			d.threads++
+			if d.armed {
+				d.armed = false
+				d.link.Disarm()
+			}
+			// Timers are the pump's; only with packets left unsent is it quicker to look again oneself.
+			if d.tx.stalled() {
+				wait = watchdog
+			}
+		}
+		d.unlock()
+		if !deadline.IsZero() {
+			left := max(time.Until(deadline), 0)
+			if wait < 0 || left < wait {
+				wait = left
+			}
+		}
+		fds := [2]unix.PollFd{{Fd: int32(ch.event), Events: unix.POLLIN}, {Fd: int32(s.FD()), Events: unix.POLLIN}}
+		n := 1
+		if leader {
+			n = 2
+		}
+		var ts *unix.Timespec
+		if wait >= 0 {
+			v := unix.NsecToTimespec(int64(wait))
+			ts = &v
+		}
+		_, err := unix.Ppoll(fds[:n], ts, nil)
+		if fds[0].Revents != 0 {
+			var b [8]byte
+			unix.Read(ch.event, b[:])
+		}
+		if leader {
+			d.mu.Lock()
+			d.threads--
+			if fds[1].Revents != 0 && !d.closed {
+				d.turn()
+			}
+			// Whoever else waits is the pump's business until the next WaitThread; this thread's own queue is about to be polled.
+			d.wakeAt(d.now().Add(watchdog))
+			if d.waiting > 0 && !d.armed && !d.closed {
+				d.armed = true
+				d.link.Arm()
+			}
+			d.unlock()
+		}
+		if err != nil && err != unix.EINTR {
+			return 0, err
+		}
+		if !deadline.IsZero() && !time.Now().Before(deadline) {
+			n, _, err := ch.collect(events, false)
+			return n, err
+		}
+	}
+}
+
+// afterThread gives the eventfd back once the channel is closed.
+func (ch *channel) afterThread() {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	ch.inThread = false
+	if ch.closed && ch.event >= 0 {
+		unix.Close(ch.event)
+		ch.event = -1
+	}
+}
+
+// signalEvent makes an eventfd readable.
+func signalEvent(fd int) {
+	if fd >= 0 {
+		var b [8]byte
+		binary.NativeEndian.PutUint64(b[:], 1)
+		unix.Write(fd, b[:])
+	}
+}
