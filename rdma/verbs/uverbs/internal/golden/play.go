@@ -74,41 +74,51 @@ func index(name string) int {
 
 // Play runs the case; what differs is in Errors.
 func (p *Player) Play() {
+	p.Prepare()
+	p.advance()
+	for i := range p.Case.Steps {
+		p.Step(i)
+	}
+}
+
+// Prepare readies the player for the case's first step.
+func (p *Player) Prepare() {
 	p.ahead, p.pending, p.skipped = map[int][]verbs.WorkCompletion{}, map[int]bool{}, map[int]bool{}
 	for i := range p.Case.Steps { // buffers whose contents are recorded were cleared before
 		if s := &p.Case.Steps[i]; s.Call == "memory" && s.Addr != 0 {
 			clear(Memory()[s.Addr-MemoryAddr:][:len(s.Hex)])
 		}
 	}
-	p.advance()
-	for i := range p.Case.Steps {
-		s := &p.Case.Steps[i]
-		switch s.Call {
-		case "ibv_post_send":
-			p.postSend(i, s)
-		case "ibv_post_recv":
-			p.postRecv(i, s)
-		case "hw_write_cqe":
-			ring := p.Rig.CQRing(index(s.CQName))
-			copy(ring[s.Slot*len(s.Hex):], s.Hex)
-		case "ibv_poll_cq":
-			p.poll(i, s)
-		case "ibv_req_notify_cq":
-			p.arm(i, s)
-		case "ibv_get_cq_event":
-			p.Rig.Notified(index(s.CQName))
-		case "ibv_modify_qp":
-			p.modify(i, s)
-		case "dbr_after_reset":
-			if got := p.Rig.CQRecord(0); !bytes.Equal(got, s.CQ0) {
-				p.errorf(i, "cq0 record %x, want %x", got, s.CQ0)
-			}
-		case "memory":
-			p.memory(i, s)
-		case "note":
-		default:
-			p.errorf(i, "the player does not know this call")
+}
+
+// Step plays one step.
+func (p *Player) Step(i int) {
+	s := &p.Case.Steps[i]
+	switch s.Call {
+	case "ibv_post_send":
+		p.postSend(i, s)
+	case "ibv_post_recv":
+		p.postRecv(i, s)
+	case "hw_write_cqe":
+		ring := p.Rig.CQRing(index(s.CQName))
+		copy(ring[s.Slot*len(s.Hex):], s.Hex)
+	case "ibv_poll_cq":
+		p.poll(i, s)
+	case "ibv_req_notify_cq":
+		p.arm(i, s)
+	case "ibv_get_cq_event":
+		p.Rig.Notified(index(s.CQName))
+	case "ibv_modify_qp":
+		p.modify(i, s)
+	case "dbr_after_reset":
+		if got := p.Rig.CQRecord(0); !bytes.Equal(got, s.CQ0) {
+			p.errorf(i, "cq0 record %x, want %x", got, s.CQ0)
 		}
+	case "memory":
+		p.memory(i, s)
+	case "note":
+	default:
+		p.errorf(i, "the player does not know this call")
 	}
 }
 

@@ -270,7 +270,8 @@ func (d *Device) CreateCQ(a CQArgs, driverIn, driverOut []byte) (handle uint32, 
 		// Optional: Linux before 5.6 does not know it.
 		attrs = append(attrs, Attr{ID: abi.AttrCreateCQEventFD, Kind: FDIn, Value: uint64(d.asyncFD)})
 	}
-	err = d.method(abi.ObjectCQ, abi.MethodCQCreate, driverAttrs(attrs, driverIn, driverOut))
+	attrs = driverAttrs(attrs, driverIn, driverOut)
+	err = d.method(abi.ObjectCQ, abi.MethodCQCreate, attrs)
 	if err != errNoMethod {
 		return uint32(attrs[0].Value), int(got), err
 	}
@@ -332,7 +333,8 @@ func (d *Device) CreateQP(a QPArgs, driverIn, driverOut []byte) (QPResult, error
 			attrs = append(attrs, in(abi.AttrCreateQPFlags, &flags))
 		}
 		attrs = append(attrs, out(abi.AttrCreateQPRespCap, capOut), out(abi.AttrCreateQPRespQPNum, qpn))
-		err := d.method(abi.ObjectQP, abi.MethodQPCreate, driverAttrs(attrs, driverIn, driverOut))
+		attrs = driverAttrs(attrs, driverIn, driverOut)
+		err := d.method(abi.ObjectQP, abi.MethodQPCreate, attrs)
 		if err != errNoMethod {
 			return QPResult{Handle: uint32(attrs[3].Value), QPN: *qpn, Cap: *capOut}, err
 		}

@@ -177,8 +177,8 @@ func (d *device) AllocPD() (uint32, error) {
 
 // Close implements provider.Device.
 func (d *device) Close() {
-	for _, u := range d.pages {
-		d.destroyUAR(u)
+	for i := len(d.pages) - 1; i >= 0; i-- {
+		d.destroyUAR(d.pages[i])
 	}
 	d.pages = nil
 }
