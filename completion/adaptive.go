@@ -83,7 +83,7 @@ func (i *Instance) serveAdaptive() {
 		}
 		if verdict == gone {
 			if total == 0 {
-				i.count.spurious.Add(1)
+				i.count.barren.Add(1)
 			}
 			if !polling {
 				a.perWake += (min(total, 1024)*perCompletion - a.perWake) / 8

@@ -238,7 +238,7 @@ func (i *Instance) disableLocked() {
 func (i *Instance) enableLocked() {
 	i.depth--
 	if i.depth == 0 {
-		i.dispatch(false)
+		i.dispatch()
 	}
 }
 
@@ -298,25 +298,31 @@ func (i *Instance) stopExecutor(m Mode) {
 	}
 }
 
-// dispatch sends an owned instance to its mode's executor. True asks the
-// caller, who must be the notification goroutine (here), to serve it in place.
-func (i *Instance) dispatch(here bool) bool {
+// dispatchTo sends an owned instance to its mode's executor. What its sender does next: serve it in place, if
+// that may be done here, nudge the poller, or nothing.
+func (i *Instance) dispatchTo(t *turn) {
+	t.phase = gone
 	switch i.Mode() {
 	case Thread:
 		i.token <- struct{}{} // never blocks: there is one ownership
-		return false
+		return
 	case Poll:
 		if p := i.poller.Load(); p.polling() {
-			p.add(i)
-			return false
+			t.phase, t.poller = nudging, p // before the push: then the instance is the poller's
+			p.push(i)
+			return
 		}
 	}
-	if !here {
-		i.handedOver.Store(true)
-		i.wakeNotifier()
+	if t.here {
+		t.phase = reaping
+		return
 	}
-	return here
+	i.handedOver.Store(true)
+	i.wakeNotifier()
 }
+
+// dispatch is dispatchTo by somebody who does not serve.
+func (i *Instance) dispatch() { i.run(&turn{phase: dispatching}) }
 
 // Close ends delivery and destroys the queue and its channel. The queue pairs on
 // the queue must have been destroyed and nobody may be in Wait. If the queue cannot be

@@ -26,8 +26,11 @@ func (i *Instance) notifications() {
 			return
 		}
 		i.count.wakeups.Add(1)
-		if n > 0 && i.notified(n) {
-			i.serve()
+		if n > 0 {
+			i.count.notifications.Add(uint64(n))
+			if i.takes(noting) {
+				i.serve()
+			}
 		}
 		if i.handedOver.CompareAndSwap(true, false) {
 			i.serve()
@@ -35,15 +38,13 @@ func (i *Instance) notifications() {
 	}
 }
 
-// notified takes note of n events. True makes the caller the owner who serves in place.
-func (i *Instance) notified(n int) bool {
-	i.count.notifications.Add(uint64(n))
-	i.armed.Store(false)
-	if !i.state.schedule() {
-		i.count.spurious.Add(1)
-		return false
+// takes tries to become the owner. True: and is to serve the instance in place.
+func (i *Instance) takes(from phase) bool {
+	t := turn{phase: from, here: true}
+	for t.phase != reaping && t.phase != gone {
+		i.step(&t)
 	}
-	return i.dispatch(true)
+	return t.phase == reaping
 }
 
 // withoutNotifications is what remains to be done on a dead channel: a last look at the queue, and
@@ -51,7 +52,7 @@ func (i *Instance) notified(n int) bool {
 func (i *Instance) withoutNotifications(err error) {
 	if !i.stopping.Load() {
 		i.fail(err)
-		if i.state.schedule() && i.dispatch(true) {
+		if i.takes(scheduling) {
 			i.serve()
 		}
 	}
@@ -96,7 +97,7 @@ func (i *Instance) serveUntilEmpty() {
 		work += t.work
 		if t.phase == gone {
 			if work == 0 {
-				i.count.spurious.Add(1)
+				i.count.barren.Add(1)
 			}
 			return
 		}

@@ -221,23 +221,32 @@ func (p *Poller) ring() {
 	}
 }
 
-// add puts an owned instance into the mailbox. Any goroutine may call it.
-func (p *Poller) add(i *Instance) {
+// push puts an owned instance into the mailbox. Any goroutine may call it, and calls nudge next.
+func (p *Poller) push(i *Instance) {
 	for {
 		old := p.mailbox.Load()
 		i.next = old
 		if p.mailbox.CompareAndSwap(old, i) {
-			break
+			return
 		}
 	}
-	// The mailbox is filled before the flags are read, and the poller sets its flags before it looks
-	// into the mailbox: one of the two sees the other.
+}
+
+// nudge sees to it that somebody looks into the mailbox. The mailbox is filled before the flags are read, and
+// the poller sets its flags before it looks into the mailbox: one of the two sees the other.
+func (p *Poller) nudge() {
 	switch {
 	case p.closed.Load():
 		p.bequeath()
 	case p.asleep.Load():
 		p.ring()
 	}
+}
+
+// add is push and nudge.
+func (p *Poller) add(i *Instance) {
+	p.push(i)
+	p.nudge()
 }
 
 // bequeath moves what is in a closed poller's mailbox to its heir.

@@ -10,6 +10,8 @@ package completion
 //	                        |  a disabler waits
 //	                        +--> gone
 //
+// and on the way in: noting (a notification was taken) or asking (somebody needs one) --> scheduling --> dispatching.
+//
 // The completions of a batch lie in Instance.wcs, which belongs to the owner; the
 // handler may read its slice until it returns. Nothing here allocates or blocks.
 //
@@ -27,6 +29,13 @@ const (
 	releasing              // give ownership back
 	leaving                // a waiting goroutine gives up the polling role
 
+	noting      // a notification was taken: the queue is not armed any more
+	asking      // somebody who does not poll depends on the instance: is it a mode where others poll?
+	askingArmed // and is no notification due?
+	scheduling  // the test-and-set
+	dispatching // an owned instance goes to its mode's executor
+	nudging     // wake the poller whose mailbox was filled
+
 	// Verdicts: the executor decides what happens next.
 	idle // still the owner; work < weight
 	tail // still the owner; belongs at the end of the executor's list
@@ -36,8 +45,10 @@ const (
 // turn is what an owner carries through one turn.
 type turn struct {
 	phase  phase
-	work   int // completions reaped in this turn
-	weight int // at most so many
+	here   bool    // the caller may serve the instance in place: it is the notification goroutine
+	poller *Poller // to be nudged
+	work   int     // completions reaped in this turn
+	weight int     // at most so many
 }
 
 // run steps until there is a verdict.
@@ -51,6 +62,31 @@ func (i *Instance) run(t *turn) phase {
 // step makes the owner's next move.
 func (i *Instance) step(t *turn) {
 	switch t.phase {
+	case noting:
+		i.armed.Store(false)
+		t.phase = scheduling
+	case asking:
+		t.phase = gone
+		if i.Mode().polledByWaiters() {
+			t.phase = askingArmed
+		}
+	case askingArmed:
+		t.phase = scheduling
+		if i.armed.Load() {
+			t.phase = gone
+		}
+	case scheduling:
+		t.phase = dispatching
+		if !i.state.schedule() {
+			i.count.refused.Add(1)
+			t.phase = gone
+		}
+	case dispatching:
+		i.dispatchTo(t)
+	case nudging:
+		t.poller.nudge()
+		t.phase = gone
+
 	case reaping:
 		// __ib_process_cq: batches until the queue is empty or the budget is used up.
 		want := min(len(i.wcs), t.weight-t.work)

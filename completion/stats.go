@@ -14,7 +14,8 @@ type Stats struct {
 	TimeExhausted   uint64 `json:"time_exhausted"`   // turns ended by the time slice
 	Arms            uint64 `json:"arms"`             // calls of CompletionQueue.Arm
 	Missed          uint64 `json:"missed"`           // arms that reported an entry not yet seen
-	Spurious        uint64 `json:"spurious"`         // notifications that came when somebody already owned the queue, or that found it empty
+	Refused         uint64 `json:"refused"`          // notifications and requests that found the instance owned already
+	Spurious        uint64 `json:"spurious"`         // wake-ups that found nothing to reap
 	Leads           uint64 `json:"leads"`            // times a waiting goroutine took the polling role
 	PollEntered     uint64 `json:"poll_entered"`     // Adaptive: times it entered polling
 	PollStalled     uint64 `json:"poll_stalled"`     // Adaptive: times the stall guard ended polling
@@ -40,6 +41,7 @@ func (s Stats) Sub(before Stats) Stats {
 		TimeExhausted:   s.TimeExhausted - before.TimeExhausted,
 		Arms:            s.Arms - before.Arms,
 		Missed:          s.Missed - before.Missed,
+		Refused:         s.Refused - before.Refused,
 		Spurious:        s.Spurious - before.Spurious,
 		Leads:           s.Leads - before.Leads,
 		PollEntered:     s.PollEntered - before.PollEntered,
@@ -56,7 +58,7 @@ func (s Stats) Add(o Stats) Stats {
 // counters is Stats while it is being counted.
 type counters struct {
 	notifications, wakeups, polls, emptyPolls, completions, budgetExhausted, timeExhausted,
-	arms, missed, spurious, leads, pollEntered, pollStalled atomic.Uint64
+	arms, missed, refused, barren, leads, pollEntered, pollStalled atomic.Uint64
 }
 
 func (c *counters) snapshot() Stats {
@@ -70,7 +72,8 @@ func (c *counters) snapshot() Stats {
 		TimeExhausted:   c.timeExhausted.Load(),
 		Arms:            c.arms.Load(),
 		Missed:          c.missed.Load(),
-		Spurious:        c.spurious.Load(),
+		Refused:         c.refused.Load(),
+		Spurious:        c.barren.Load(),
 		Leads:           c.leads.Load(),
 		PollEntered:     c.pollEntered.Load(),
 		PollStalled:     c.pollStalled.Load(),

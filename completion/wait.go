@@ -188,9 +188,7 @@ func (i *Instance) waitBlocked(w *Waiter, deadline time.Time) bool {
 // needNotification makes sure that in a mode where waiters poll the instance is owned or armed, now that somebody
 // depends on it who does not poll. The caller has raised parked or unattended before.
 func (i *Instance) needNotification() {
-	if i.Mode().polledByWaiters() && !i.armed.Load() && i.state.schedule() {
-		i.dispatch(false)
-	}
+	i.run(&turn{phase: asking})
 }
 
 // Unattended adds n to the number of posted requests whose completion nobody waits for: raise it by
@@ -317,7 +315,7 @@ func (i *Instance) leave() {
 			return
 		}
 	}
-	i.dispatch(false) // there is always more: not this goroutine's business any longer
+	i.dispatch() // there is always more: not this goroutine's business any longer
 }
 
 // follow waits while somebody else owns the instance.
@@ -366,9 +364,7 @@ func (i *Instance) guardExpired() {
 		return
 	}
 	i.guarded.Store(false)
-	if !i.armed.Load() && i.state.schedule() {
-		i.dispatch(false)
-	}
+	i.run(&turn{phase: asking})
 }
 
 // Poll reaps at most budget completions in the calling goroutine, in any mode, and returns how many. ErrOwned: somebody
@@ -391,7 +387,7 @@ func (i *Instance) Poll(budget int) (int, error) {
 		i.run(&t)
 	}
 	if t.phase == tail {
-		i.dispatch(false)
+		i.dispatch()
 	}
 	return work, nil
 }
