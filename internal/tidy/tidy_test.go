@@ -304,6 +304,9 @@ func TestDocumented(t *testing.T) {
 					t.Errorf("%s: %s is not documented", f.at(d.Pos()), d.Name.Name)
 				}
 			case *ast.GenDecl:
+				if enumeration(d) {
+					continue
+				}
 				last, spoken := 0, false // line where the previous spec ended, and whether its paragraph has a comment
 				for _, s := range d.Specs {
 					first := f.fset.Position(s.Pos()).Line
@@ -341,6 +344,15 @@ func undocumented(t *testing.T, f *file, d *ast.GenDecl, s ast.Spec, spoken bool
 		}
 	}
 	return spoken
+}
+
+// enumeration reports a const group of one named type, whose own comment speaks for its values.
+func enumeration(d *ast.GenDecl) bool {
+	if d.Tok != token.CONST || len(d.Specs) < 2 {
+		return false
+	}
+	_, ok := d.Specs[0].(*ast.ValueSpec).Type.(*ast.Ident)
+	return ok
 }
 
 func receiverExported(d *ast.FuncDecl) bool {

@@ -53,6 +53,17 @@ peer() {
 	$IP netns exec peer "$@"
 }
 
+# netem: netem ARGS... spoils both directions of the veth pair, e.g. `netem loss 1% reorder 2% delay 1ms`; `netem off` ends it
+netem() {
+	load sch_netem
+	if [ "$1" = off ]; then
+		tc qdisc del dev veth0 root
+		peer tc qdisc del dev veth1 root
+		return
+	fi
+	tc qdisc replace dev veth0 root netem "$@" && peer tc qdisc replace dev veth1 root netem "$@"
+}
+
 # srpt_guid: print the id_ext and ioc_guid of the kernel's target, 16 hex digits
 srpt_guid() {
 	read -r g </sys/module/ib_srpt/parameters/srpt_service_guid
