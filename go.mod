@@ -2,4 +2,18 @@ module srp-initiator
 
 go 1.26.0
 
-require golang.org/x/sys v0.50.0
+require (
+	github.com/Mellanox/rdmamap v1.1.0
+	github.com/jaypipes/ghw v0.27.0
+	golang.org/x/sys v0.50.0
+)
+
+require (
+	github.com/go-ole/go-ole v1.2.6 // indirect
+	github.com/jaypipes/pcidb v1.1.1 // indirect
+	github.com/vishvananda/netlink v1.1.0 // indirect
+	github.com/vishvananda/netns v0.0.0-20191106174202-0a2b9b5464df // indirect
+	github.com/yusufpapurcu/wmi v1.2.4 // indirect
+	gopkg.in/yaml.v3 v3.0.1 // indirect
+	howett.net/plist v1.0.2-0.20250314012144-ee69052608d9 // indirect
+)
