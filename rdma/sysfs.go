@@ -207,6 +207,13 @@ func kernelDevices() []string {
 	return names
 }
 
+// charDevices lists the device files of a kernel device.
+func charDevices(name string) []string {
+	files := rdmamap.GetRdmaCharDevices(name)
+	sort.Strings(files)
+	return files
+}
+
 // deviceOfNetdev is the RDMA device on the network interface name, "" if there is none.
 func deviceOfNetdev(name string) string {
 	if _, err := os.Stat(filepath.Join("/sys/class/net", name)); err != nil || strings.Contains(name, "/") {

@@ -379,7 +379,7 @@ func resolveError(what string, dst cm.Addr, err error) error {
 }
 
 // query fills the route from QUERY's address and path options.
-func (x *id) query() error {
+func (x *id) query() (err error) {
 	var body [sizeQuery]byte
 	host.PutUint32(body[8:], x.handle32)
 	host.PutUint32(body[12:], queryAddr)
@@ -409,6 +409,12 @@ func (x *id) query() error {
 	}
 	if x.c.dev != nil {
 		x.route.Device = x.c.dev.Name()
+		if x.route.PKey == 0 {
+			// On Ethernet the kernel has no broadcast address to take it from; the queue pair uses entry 0.
+			if x.route.PKey, err = x.c.dev.QueryPKey(x.route.Port, 0); err != nil {
+				return err
+			}
+		}
 		if g, err := x.c.dev.QueryGID(x.route.Port, 0); err == nil {
 			x.route.LocalPortGID = g.GID
 		}
