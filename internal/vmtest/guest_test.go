@@ -30,6 +30,7 @@ type guestTest struct {
 // guestTests is the list. Add a line for a package that needs a kernel's RDMA devices, SRP target or SRP initiator.
 // Inside, a test finds VMTEST_GUEST=1 and REQUIRE_ALL=1; docs/testing.md says what each scenario has.
 var guestTests = []guestTest{
+	{scenario: RXE, pkg: "rdma/cm/ucm"},
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
 }
