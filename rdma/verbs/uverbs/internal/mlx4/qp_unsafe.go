@@ -15,6 +15,7 @@ package mlx4
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/provider"
 	"srp-initiator/rdma/verbs/uverbs/internal/udma"
 )
 
@@ -64,6 +66,7 @@ var sendOpcode = [...]uint8{
 	verbs.OpCompareSwap:  opAtomicCS,
 	verbs.OpFetchAdd:     opAtomicFA,
 	verbs.OpLocalInv:     opLocalInval,
+	verbs.OpBindMW:       opBindMW,
 	verbs.OpSendWithInv:  opSendInval,
 }
 
@@ -73,6 +76,9 @@ var (
 	errInline     = fmt.Errorf("mlx4: more inline data than the send queue allows: %w", unix.ENOMEM)
 	errBadOpcode  = fmt.Errorf("mlx4: operation not known to this queue pair: %w", unix.EINVAL)
 	errAtomicNone = fmt.Errorf("mlx4: atomic operation without operands: %w", unix.EINVAL)
+	errBind       = fmt.Errorf("mlx4: a bind needs a window, a region and a length: %w", unix.EINVAL)
+	errReadInline = fmt.Errorf("mlx4: an RDMA READ or atomic operation cannot be inline: %w", unix.EINVAL)
+	errTooLong    = fmt.Errorf("mlx4: scatter/gather entries of 4 GiB and more do not make one message: %w", unix.EINVAL)
 )
 
 // blueFlame is the context's one BlueFlame register, in two halves that are used in turn.
@@ -214,16 +220,23 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			err = errBadOpcode
 			break
 		}
-		inlineBytes := -1
-		if wr.Flags&verbs.SendInline != 0 && len(sges) != 0 {
-			if inlineBytes = sum(sges); inlineBytes > q.cap.MaxInlineData {
-				err = errInline
+		total := 0
+		for i := range sges {
+			total += int(sges[i].Length)
+		}
+		if total > math.MaxUint32 {
+			err = errTooLong
+			break
+		}
+		inl := wr.Flags&verbs.SendInline != 0 && len(sges) != 0
+		if inl && total > q.cap.MaxInlineData {
+			err = errInline
+			break
+		}
+		if wr.Opcode >= verbs.OpRDMARead {
+			if err = checkRare(wr); err != nil {
 				break
 			}
-		}
-		if wr.Atomic == nil && (wr.Opcode == verbs.OpCompareSwap || wr.Opcode == verbs.OpFetchAdd) {
-			err = errAtomicNone
-			break
 		}
 		c := q.entry(head)
 		*(*uint64)(unsafe.Add(q.wrid, uintptr(head&q.sqMask)*8)) = wr.WRID
@@ -270,11 +283,24 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			put64(seg, 24, 0)
 			seg = unsafe.Add(seg, 2*segSize)
 			n = 3
+		case verbs.OpBindMW:
+			b := wr.Bind
+			flags |= ctrlStrong
+			put64(seg, 0, bindRights(b.Access)<<32|bindType2)
+			put64(seg, 8, uint64(b.RKey)<<32|uint64(b.Region.LKey()))
+			put64(seg, 16, b.Addr)
+			put64(seg, 24, b.Length)
+			n = 3
+			sges = nil
+			inl = false
+			if w, ok := b.Window.(provider.Window); ok {
+				w.Bound(b.RKey)
+			}
 		}
 		put64(c, 8, uint64(flags)<<32|uint64(imm))
-		if inlineBytes >= 0 {
+		if inl {
 			n += putInline(seg, sges)
-			bf = inlineBytes > 0
+			bf = total > 0
 		} else {
 			for i := len(sges) - 1; i >= 0; i-- {
 				d := unsafe.Add(seg, i*segSize)
@@ -326,12 +352,47 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 	return posted, err
 }
 
-func sum(sges []verbs.SGE) int {
-	total := 0
-	for i := range sges {
-		total += int(sges[i].Length)
+// Bind segment (mlx4dv.h, MLX4_WQE_MW_*, MLX4_WQE_BIND_*).
+const (
+	bindType2       = 1 << 31
+	bindRemoteRead  = 1 << 29
+	bindRemoteWrite = 1 << 30
+	bindAtomic      = 1 << 31
+)
+
+func bindRights(a verbs.AccessFlags) (r uint64) {
+	if a&verbs.AccessRemoteRead != 0 {
+		r |= bindRemoteRead
 	}
-	return total
+	if a&verbs.AccessRemoteWrite != 0 {
+		r |= bindRemoteWrite
+	}
+	if a&verbs.AccessRemoteAtomic != 0 {
+		r |= bindAtomic
+	}
+	return r
+}
+
+// checkRare refuses what a caller can get wrong in requests other than sends and writes.
+func checkRare(wr *verbs.SendWorkRequest) error {
+	switch wr.Opcode {
+	case verbs.OpRDMARead:
+		if wr.Flags&verbs.SendInline != 0 {
+			return errReadInline
+		}
+	case verbs.OpCompareSwap, verbs.OpFetchAdd:
+		if wr.Flags&verbs.SendInline != 0 {
+			return errReadInline
+		}
+		if wr.Atomic == nil {
+			return errAtomicNone
+		}
+	case verbs.OpBindMW:
+		if b := wr.Bind; b == nil || b.Window == nil || b.Region == nil || b.Length == 0 {
+			return errBind
+		}
+	}
+	return nil
 }
 
 // putInline copies the bytes of sges in pieces that end at 64-byte lines, each behind its own header, which is stored after

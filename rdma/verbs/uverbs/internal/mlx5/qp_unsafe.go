@@ -13,6 +13,7 @@ package mlx5
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/provider"
 	"srp-initiator/rdma/verbs/uverbs/internal/udma"
 )
 
@@ -53,6 +55,7 @@ var sendOpcode = [...]uint8{
 	verbs.OpCompareSwap:  opAtomicCS,
 	verbs.OpFetchAdd:     opAtomicFA,
 	verbs.OpLocalInv:     opUMR,
+	verbs.OpBindMW:       opUMR,
 	verbs.OpSendWithInv:  opSendInval,
 }
 
@@ -64,6 +67,9 @@ var (
 	errInline     = fmt.Errorf("mlx5: more inline data than the send queue allows: %w", unix.ENOMEM)
 	errBadOpcode  = fmt.Errorf("mlx5: operation not known to this queue pair: %w", unix.EINVAL)
 	errAtomicNone = fmt.Errorf("mlx5: atomic operation without operands: %w", unix.EINVAL)
+	errBind       = fmt.Errorf("mlx5: a bind needs a window, a region and 1 to 2^31 bytes: %w", unix.EINVAL)
+	errReadInline = fmt.Errorf("mlx5: an RDMA READ or atomic operation cannot be inline: %w", unix.EINVAL)
+	errTooLong    = fmt.Errorf("mlx5: scatter/gather entries of 4 GiB and more do not make one message: %w", unix.EINVAL)
 )
 
 // Register is a doorbell register of a UAR page. It has two halves that are
@@ -199,16 +205,23 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			break
 		}
 		sges := wr.SGList
-		inlineBytes := -1
-		if wr.Flags&verbs.SendInline != 0 && len(sges) != 0 {
-			if inlineBytes = sum(sges); inlineBytes > q.cap.MaxInlineData {
-				err = errInline
+		total := 0
+		for i := range sges {
+			total += int(sges[i].Length)
+		}
+		if total > math.MaxUint32 {
+			err = errTooLong
+			break
+		}
+		inl := wr.Flags&verbs.SendInline != 0 && len(sges) != 0
+		if inl && total > q.cap.MaxInlineData {
+			err = errInline
+			break
+		}
+		if wr.Opcode >= verbs.OpRDMARead {
+			if err = checkRare(wr); err != nil {
 				break
 			}
-		}
-		if wr.Atomic == nil && (wr.Opcode == verbs.OpCompareSwap || wr.Opcode == verbs.OpFetchAdd) {
-			err = errAtomicNone
-			break
 		}
 		idx := pi & q.sqMask
 		c := unsafe.Add(sq, uintptr(idx)*blockSize)
@@ -260,10 +273,21 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			wcop = uint32(verbs.WCLocalInv)
 			seg = q.freeKey(seg)
 			ds = 8
+		case verbs.OpBindMW:
+			imm = wr.Bind.Window.RKey()
+			nextFence = ctrlSmallFence
+			wcop = uint32(verbs.WCBindMW)
+			seg = q.bind(seg, wr.Bind)
+			ds = 12
+			sges = nil
+			inl = false
+			if w, ok := wr.Bind.Window.(provider.Window); ok {
+				w.Bound(wr.Bind.RKey)
+			}
 		}
-		if inlineBytes >= 0 {
+		if inl {
 			inline = true
-			ds += putInline(sq, end, seg, sges, uint32(inlineBytes))
+			ds += putInline(sq, end, seg, sges, uint32(total))
 		} else if wr.Opcode == verbs.OpCompareSwap || wr.Opcode == verbs.OpFetchAdd {
 			for i := range sges {
 				if sges[i].Length == 0 {
@@ -331,35 +355,104 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 	return posted, err
 }
 
+// UMR control segment and memory key context (mlx5dv.h, MLX5_WQE_UMR_CTRL_*, MLX5_WQE_MKEY_CONTEXT_*).
+const (
+	umrInline      = 1 << 7
+	umrCheckFree   = 1 << 5
+	umrOffset      = 1 << 4
+	umrCheckQPN    = 1 << 3
+	maskKey        = 1<<29 | 1<<14 | 1<<13                       // free state, QPN, key
+	maskWindow     = 1<<0 | 1<<6 | 1<<18 | 1<<19 | 1<<20 | 1<<21 // length, address, access rights
+	keyFree        = 1 << 6
+	keyLocalWrite  = 1 << 3
+	keyRemoteRead  = 1 << 4
+	keyRemoteWrite = 1 << 5
+	keyAtomic      = 1 << 6
+	klmOctowords   = 4 // of one translation entry, rounded up to eight halves
+)
+
 // freeKey writes the UMR control segment and the memory key context that put a
 // key in the free state: LOCAL_INV. It returns where the WQE goes on.
 func (q *QP) freeKey(seg unsafe.Pointer) unsafe.Pointer {
-	put64(seg, 0, 0x98<<56)   // inline, check the key is free not: MLX5_WQE_UMR_CTRL_FLAG_*
-	put64(seg, 8, 0x20006000) // mkey mask: free state, key and QPN
-	for i := 16; i < 48; i += 8 {
-		put64(seg, i, 0)
-	}
-	seg = unsafe.Add(seg, 48)
-	if seg == q.sqEnd {
-		seg = q.sq
-	}
-	put64(seg, 0, 0x40<<56|0xffffff00) // status free, no QPN bound
+	put64(seg, 0, (umrInline|umrOffset|umrCheckQPN)<<56)
+	put64(seg, 8, maskKey)
+	clear48(seg)
+	seg = q.wrap(unsafe.Add(seg, 48))
+	put64(seg, 0, keyFree<<56|0xffffff00)
 	for i := 8; i < 64; i += 8 {
 		put64(seg, i, 0)
 	}
-	seg = unsafe.Add(seg, 64)
+	return q.wrap(unsafe.Add(seg, 64))
+}
+
+// bind writes the UMR segments that open a type 2 window. It returns where the WQE goes on.
+func (q *QP) bind(seg unsafe.Pointer, b *verbs.BindMW) unsafe.Pointer {
+	put64(seg, 0, (umrInline|umrOffset|umrCheckFree)<<56|klmOctowords<<16)
+	put64(seg, 8, maskKey|maskWindow)
+	clear48(seg)
+	seg = q.wrap(unsafe.Add(seg, 48))
+	rights := uint64(0) // local read is the kernel's
+	if b.Access&verbs.AccessLocalWrite != 0 {
+		rights |= keyLocalWrite
+	}
+	if b.Access&verbs.AccessRemoteWrite != 0 {
+		rights |= keyRemoteWrite
+	}
+	if b.Access&verbs.AccessRemoteRead != 0 {
+		rights |= keyRemoteRead
+	}
+	if b.Access&verbs.AccessRemoteAtomic != 0 {
+		rights |= keyAtomic
+	}
+	put64(seg, 0, rights<<40|uint64(q.qpn)<<8|uint64(b.RKey&0xff))
+	put64(seg, 8, 0)
+	put64(seg, 16, b.Addr)
+	put64(seg, 24, b.Length)
+	for i := 32; i < 64; i += 8 {
+		put64(seg, i, 0)
+	}
+	seg = q.wrap(unsafe.Add(seg, 64))
+	put64(seg, 0, b.Length<<32|uint64(b.Region.LKey()))
+	put64(seg, 8, b.Addr)
+	for i := 16; i < 64; i += 8 {
+		put64(seg, i, 0)
+	}
+	return q.wrap(unsafe.Add(seg, 64))
+}
+
+func clear48(seg unsafe.Pointer) {
+	for i := 16; i < 48; i += 8 {
+		put64(seg, i, 0)
+	}
+}
+
+func (q *QP) wrap(seg unsafe.Pointer) unsafe.Pointer {
 	if seg == q.sqEnd {
-		seg = q.sq
+		return q.sq
 	}
 	return seg
 }
 
-func sum(sges []verbs.SGE) int {
-	total := 0
-	for i := range sges {
-		total += int(sges[i].Length)
+// checkRare refuses what a caller can get wrong in requests other than sends and writes.
+func checkRare(wr *verbs.SendWorkRequest) error {
+	switch wr.Opcode {
+	case verbs.OpRDMARead:
+		if wr.Flags&verbs.SendInline != 0 {
+			return errReadInline
+		}
+	case verbs.OpCompareSwap, verbs.OpFetchAdd:
+		if wr.Flags&verbs.SendInline != 0 {
+			return errReadInline
+		}
+		if wr.Atomic == nil {
+			return errAtomicNone
+		}
+	case verbs.OpBindMW:
+		if b := wr.Bind; b == nil || b.Window == nil || b.Region == nil || b.Length == 0 || b.Length > 1<<31 {
+			return errBind
+		}
 	}
-	return total
+	return nil
 }
 
 // putInline copies the total bytes of sges behind one header, over the ring's end if need be,
