@@ -51,6 +51,6 @@ func TestRXE(t *testing.T) {
 	name := rxeDevice(t)
 	verbstest.Run(t, func(t verbstest.TB) verbstest.Pair {
 		return verbstest.Pair{A: openRXE(t, name), B: openRXE(t, name), Windows: true,
-			SilentSendErrors: true, VagueLengthErrors: true, UnboundedWindows: true}
+			EagerArm: true, VagueLocalErrors: true, VagueLengthErrors: true, UnboundedWindows: true}
 	})
 }

@@ -46,9 +46,11 @@ type Pair struct {
 	// Windows says that the provider promises type 2 memory windows. Without it
 	// AllocMW must answer verbs.ErrNotSupported.
 	Windows bool
-	// SilentSendErrors says that a failed send request does not count as solicited for an arm
-	// with solicitedOnly. (IBA vol. 1, 11.4.2.2, wants it to; the kernel's rxe does not do so.)
-	SilentSendErrors bool
+	// EagerArm says that an arm for solicited completions is answered by any completion.
+	EagerArm bool
+	// VagueLocalErrors says that a send request with a bad local key or range may complete as flushed, with its queue
+	// pair failed, instead of with its own error.
+	VagueLocalErrors bool
 	// VagueLengthErrors says that a receive that is too small may fail as an operation
 	// error on both sides, instead of a length error here and an invalid request there.
 	VagueLengthErrors bool

@@ -164,7 +164,7 @@ func registrationRules(t TB, p Pair) {
 		t.Fatalf("Deregister: %v", err)
 	}
 	r.a.post(verbs.SendWorkRequest{WRID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{sge}})
-	expect(t, r.a.sendCQ, r.a.qp.QPN(), 2, verbs.WCLocalProtectionError, verbs.WCLocalQPOperationError)
+	expect(t, r.a.sendCQ, r.a.qp.QPN(), 2, localErrors(p)...)
 }
 
 // destroyOrder: what is in use cannot go.

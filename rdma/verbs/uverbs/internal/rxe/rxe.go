@@ -44,11 +44,10 @@ func (d *device) Close()                   {}
 
 // cq is a completion queue.
 type cq struct {
-	ring    ring
-	arm     *kernel.Doorbell
-	armArgs *abi.ReqNotifyCQ
-	k       *kernel.Device
-	handle  uint32
+	ring   ring
+	arm    *kernel.Doorbell
+	k      *kernel.Device
+	handle uint32
 }
 
 // CreateCQ implements provider.Device.
@@ -63,8 +62,7 @@ func (d *device) CreateCQ(a kernel.CQArgs) (provider.CQ, error) {
 		d.k.DestroyCQ(handle)
 		return nil, err
 	}
-	c.armArgs = &abi.ReqNotifyCQ{CQHandle: handle}
-	c.arm = d.k.NewDoorbell(abi.CmdReqNotifyCQ, abi.Bytes(c.armArgs), nil)
+	c.arm = d.k.NewDoorbell(abi.CmdReqNotifyCQ, abi.Bytes(&abi.ReqNotifyCQ{CQHandle: handle}), nil)
 	return c, nil
 }
 
@@ -87,11 +85,11 @@ func (c *cq) Poll(wcs []verbs.WorkCompletion) int {
 // Arm implements provider.CQ. The command reports nothing of entries already there (uverbs_cmd.c drops the driver's
 // answer), so the ring is asked once the command is done: an entry that came before
 // it is seen here, one that comes after it raises the event.
+//
+// An arm for solicited completions arms for any: rxe posts the entries of failed requests, which
+// must count as solicited, as if they were not (failed sends on 6.1 and 6.12, flushed receives on 6.12), and a
+// consumer would sleep through the failure of its queue pair.
 func (c *cq) Arm(solicitedOnly bool) (missed bool, err error) {
-	c.armArgs.SolicitedOnly = 0
-	if solicitedOnly {
-		c.armArgs.SolicitedOnly = 1
-	}
 	if err := c.arm.Ring(); err != nil {
 		return false, err
 	}
