@@ -285,6 +285,7 @@ func (q *QP) Tick(now Time) {
 	switch {
 	case s.rnrAt <= now:
 		s.rnrAt = Never
+		q.armTimer(now)
 		q.transmit(now)
 	case s.rtxAt <= now && q.blocked: // this end did not get to send
 		q.armTimer(now)
