@@ -176,7 +176,7 @@ func (q *QP) receiveRequest(now Time, p *packet.Packet) {
 	// A NAK that has not left yet is about packets that are no longer missing, or about receives that may be there now.
 	unsentNak := r.ack == ackNakSequence || r.ack == ackRNR
 	if unsentNak {
-		r.ack = ackNone
+		r.clearAck()
 	}
 	r.silent = false
 	read := false
@@ -346,9 +346,11 @@ func (q *QP) flushAck(now Time, force bool) {
 	default:
 		q.stats.TxAcks++
 	}
-	r.ack, r.ackUrgent, r.unacked = ackNone, false, 0
-	r.ackAt = Never
+	r.clearAck()
+	r.unacked = 0
 }
+
+func (r *responder) clearAck() { r.ack, r.ackUrgent, r.ackAt = ackNone, false, Never }
 
 func (q *QP) sendAck(a packet.AETH, psn packet.PSN) bool {
 	h := packet.BTH{Opcode: packet.Acknowledge, PKey: q.pkey, DestQPN: q.destQPN, PSN: psn}
@@ -557,7 +559,8 @@ func (q *QP) executeRead(now Time, p *packet.Packet) bool {
 	r.psn = r.psn.Add(m.npkt)
 	q.stats.ReadsServed++
 	// The response acknowledges what is in front of it; a plain ACK behind it would be too old.
-	r.ack, r.ackUrgent, r.ackAt, r.unacked = ackNone, false, Never, 0
+	r.clearAck()
+	r.unacked = 0
 	q.respond(now)
 	return q.state != verbs.QPError
 }
