@@ -51,6 +51,7 @@ var allowed = map[string][]string{
 	"rdma/softroce/udp":                   {"rdma/softroce/packet", "golang.org/x/sys/unix"},
 	"rdma/softroce/ibcm":                  {"rdma/softroce/packet", "rdma/verbs", "rdma/cm"},
 	"rdma/softroce/simnet":                {"rdma/softroce/packet"},
+	"rdma/softroce/simlink":               {"rdma/softroce", "rdma/softroce/packet", "rdma/softroce/simnet", "rdma/softroce/udp", "rdma/verbs"},
 
 	"completion": {"rdma/verbs", "golang.org/x/sys/unix"},
 	"srp":        {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi"},
@@ -72,7 +73,7 @@ var deviceFamily = []string{"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/int
 	"rdma/verbs/uverbs/internal/kernel", "rdma/verbs/uverbs/internal/numtable", "rdma/verbs/uverbs/internal/provider", "golang.org/x/sys/unix"}
 
 // testOnly packages are imported by tests and by each other alone.
-var testOnly = []string{"rdma/softroce/simnet", "rdma/verbs/verbstest", "internal/require", "internal/vmtest"}
+var testOnly = []string{"rdma/softroce/simnet", "rdma/softroce/simlink", "rdma/verbs/verbstest", "internal/require", "internal/vmtest"}
 
 // pure packages are protocol brains: time, randomness and the network are arguments there.
 var pure = []string{"rdma/softroce/rc", "rdma/softroce/packet", "srp/iu", "srp/scsi"}

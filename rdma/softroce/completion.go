@@ -29,6 +29,7 @@ type completionQueue struct {
 	head atomic.Uint32 // moved by the owner
 	tail atomic.Uint32 // moved under Device.mu
 
+	dead   atomic.Bool   // destroyed, or the device closed
 	armed  atomic.Uint32 // armedNot, armedSolicited, armedAny
 	inTurn bool          // the owner's: Poll gave it entries, and it has neither polled to the end nor armed
 
@@ -47,6 +48,7 @@ const (
 	armedAny
 )
 
+// CreateCQ makes a completion queue; its capacity is rounded up to a power of two.
 func (d *Device) CreateCQ(init verbs.CQInit) (verbs.CompletionQueue, error) {
 	if init.Capacity < 1 || init.Capacity > maxCQE {
 		return nil, fmt.Errorf("softroce: completion queue of %d entries, allowed are 1 to %d: %w", init.Capacity, maxCQE, syscall.EINVAL)
@@ -97,6 +99,9 @@ func (c *completionQueue) take(wcs []verbs.WorkCompletion) int {
 }
 
 func (c *completionQueue) Poll(wcs []verbs.WorkCompletion) int {
+	if c.dead.Load() {
+		return 0
+	}
 	n := c.take(wcs)
 	if n == 0 && len(wcs) > 0 {
 		c.endTurn()
@@ -124,7 +129,7 @@ func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 	c.endTurn()
 	d := c.d
 	if c.channel == nil {
-		return c.tail.Load() != c.head.Load(), fmt.Errorf("softroce: the completion queue has no channel: %w", syscall.EINVAL)
+		return false, fmt.Errorf("softroce: the completion queue has no channel: %w", syscall.EINVAL)
 	}
 	want := uint32(armedAny)
 	if solicitedOnly {
@@ -132,10 +137,10 @@ func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 	}
 	d.mu.Lock()
 	defer d.unlock()
-	if c.tail.Load() != c.head.Load() {
-		d.flushDeferred()
-		return true, nil
+	if c.gone {
+		return false, verbs.ErrClosed
 	}
+	missed = c.tail.Load() != c.head.Load()
 	if had := c.armed.Load(); had < want {
 		c.armed.Store(want)
 		if had == armedNot {
@@ -143,8 +148,16 @@ func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 		}
 	}
 	d.flushDeferred()
-	d.armPump(c.channel)
-	return false, nil
+	if !missed {
+		d.armPump(c.channel)
+	}
+	return missed, nil
+}
+
+// retire makes the queue useless. Device.mu is held.
+func (c *completionQueue) retire() {
+	c.gone = true
+	c.dead.Store(true)
 }
 
 // push puts an entry into the ring. Device.mu is held.
@@ -178,12 +191,12 @@ func (c *completionQueue) Destroy() error {
 	d.mu.Lock()
 	defer d.unlock()
 	if c.gone {
-		return nil
+		return verbs.ErrClosed
 	}
 	if c.users > 0 {
 		return fmt.Errorf("softroce: destroy completion queue: %d queue pairs use it: %w", c.users, syscall.EBUSY)
 	}
-	c.gone = true
+	c.retire()
 	c.endTurn()
 	if c.armed.Swap(armedNot) != armedNot {
 		d.waiting--
@@ -215,6 +228,7 @@ type channel struct {
 	served atomic.Bool
 }
 
+// CreateCompletionChannel makes a channel for any number of completion queues of the device.
 func (d *Device) CreateCompletionChannel() (verbs.CompletionChannel, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -342,6 +356,9 @@ func (ch *channel) Close() error {
 	d := ch.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if _, ok := d.channels[ch]; !ok {
+		return verbs.ErrClosed
+	}
 	if ch.users > 0 {
 		return fmt.Errorf("softroce: close completion channel: %d completion queues use it: %w", ch.users, syscall.EBUSY)
 	}

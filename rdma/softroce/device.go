@@ -181,9 +181,13 @@ func cryptoRandom() uint64 {
 // Addr is the device's address.
 func (d *Device) Addr() netip.Addr { return d.addr }
 
-func (d *Device) Name() string     { return d.name }
+// Name is "softroce:" and the address.
+func (d *Device) Name() string { return d.name }
+
+// Provider is "softroce".
 func (d *Device) Provider() string { return "softroce" }
 
+// QueryDevice reports the limits of limits.go.
 func (d *Device) QueryDevice() (verbs.DeviceAttr, error) {
 	return verbs.DeviceAttr{
 		FirmwareVersion: "softroce", NodeGUID: d.guid, SysImageGUID: d.guid, MaxMRSize: 1 << 62, MaxQP: maxQP, MaxQPWR: maxQPWR,
@@ -199,6 +203,7 @@ func checkPort(port uint8) error {
 	return nil
 }
 
+// QueryPort reports the one port, which is always up; ActiveMTU is what the address's interface carries.
 func (d *Device) QueryPort(port uint8) (verbs.PortAttr, error) {
 	if err := checkPort(port); err != nil {
 		return verbs.PortAttr{}, err
@@ -209,6 +214,7 @@ func (d *Device) QueryPort(port uint8) (verbs.PortAttr, error) {
 	}, nil
 }
 
+// QueryGID reports the one GID, the device's address.
 func (d *Device) QueryGID(port uint8, index int) (verbs.GIDEntry, error) {
 	if err := checkPort(port); err != nil {
 		return verbs.GIDEntry{}, err
@@ -219,6 +225,7 @@ func (d *Device) QueryGID(port uint8, index int) (verbs.GIDEntry, error) {
 	return verbs.GIDEntry{GID: d.gid, Type: verbs.GIDTypeRoCEv2}, nil
 }
 
+// QueryPKey reports the one P_Key, full membership of the default partition.
 func (d *Device) QueryPKey(port uint8, index int) (uint16, error) {
 	if err := checkPort(port); err != nil {
 		return 0, err
@@ -236,6 +243,7 @@ type protectionDomain struct {
 	gone  bool
 }
 
+// AllocPD makes a protection domain.
 func (d *Device) AllocPD() (verbs.ProtectionDomain, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -266,8 +274,8 @@ func (pd *protectionDomain) Dealloc() error {
 	d := pd.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if pd.gone {
-		return nil
+	if pd.gone || d.closed {
+		return verbs.ErrClosed
 	}
 	if pd.users > 0 {
 		return fmt.Errorf("softroce: deallocate protection domain: %d regions, windows and queue pairs use it: %w", pd.users, syscall.EBUSY)
@@ -277,6 +285,7 @@ func (pd *protectionDomain) Dealloc() error {
 	return nil
 }
 
+// NextAsyncEvent waits for a queue pair that failed by itself or a completion queue that overflowed.
 func (d *Device) NextAsyncEvent() (verbs.AsyncEvent, error) {
 	select {
 	case e := <-d.events:
@@ -291,7 +300,7 @@ func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {
 		d.mu.Unlock()
-		return nil
+		return verbs.ErrClosed
 	}
 	now := d.now()
 	for _, q := range d.order {
@@ -306,9 +315,13 @@ func (d *Device) Close() error {
 	clear(d.qps)
 	d.order = nil
 	clear(d.memory.byIndex)
+	for c := range d.cqs {
+		c.retire()
+	}
 	for ch := range d.channels {
 		ch.end(false)
 	}
+	clear(d.channels)
 	close(d.done)
 	d.unlock()
 	// The pump ends before the descriptors do: it may be inside a call on them.

@@ -112,8 +112,8 @@ func (r *region) RKey() uint32 {
 func (r *region) Deregister() error {
 	r.d.mu.Lock()
 	defer r.d.mu.Unlock()
-	if r.gone {
-		return nil
+	if r.gone || r.d.closed {
+		return verbs.ErrClosed
 	}
 	if r.windows > 0 {
 		return fmt.Errorf("softroce: deregister memory: %d windows are bound to it: %w", r.windows, syscall.EBUSY)
@@ -167,8 +167,8 @@ func (w *window) unbind() {
 func (w *window) Dealloc() error {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
-	if w.gone {
-		return nil
+	if w.gone || w.d.closed {
+		return verbs.ErrClosed
 	}
 	w.gone = true
 	w.unbind()

@@ -193,13 +193,10 @@ func (q *queuePair) Destroy() error {
 	d.mu.Lock()
 	defer d.unlock()
 	if q.gone {
-		return nil
+		return verbs.ErrClosed
 	}
 	d.flush(d.now()) // what it has built leaves before it does
 	q.gone = true
-	if d.closed {
-		return nil
-	}
 	delete(d.qps, q.qpn)
 	d.order = slices.DeleteFunc(d.order, func(o *queuePair) bool { return o == q })
 	d.touched = slices.DeleteFunc(d.touched, func(o *queuePair) bool { return o == q })

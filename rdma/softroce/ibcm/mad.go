@@ -24,14 +24,15 @@ type MAD [MADSize]byte
 // Attr is a MAD's attribute id: which CM message it is (IBA vol. 1, 12.6, table 98).
 type Attr uint16
 
+// The messages that Machine speaks.
 const (
-	AttrREQ  Attr = 0x10
-	AttrMRA  Attr = 0x11
-	AttrREJ  Attr = 0x12
-	AttrREP  Attr = 0x13
-	AttrRTU  Attr = 0x14
-	AttrDREQ Attr = 0x15
-	AttrDREP Attr = 0x16
+	AttrREQ  Attr = 0x10 // request a connection
+	AttrMRA  Attr = 0x11 // message receipt acknowledgement: wait
+	AttrREJ  Attr = 0x12 // reject
+	AttrREP  Attr = 0x13 // reply
+	AttrRTU  Attr = 0x14 // ready to use
+	AttrDREQ Attr = 0x15 // request to disconnect
+	AttrDREP Attr = 0x16 // reply to it
 )
 
 func (a Attr) String() string {
