@@ -1,0 +1,708 @@
+package lun
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"srp-initiator/srp/scsi"
+)
+
+// initiator runs commands through the device server as a transport does.
+type initiator struct {
+	t    testing.TB
+	m    *Map
+	n    *Nexus
+	task Task
+}
+
+type result struct {
+	status scsi.Status
+	sense  scsi.Sense
+	in     []byte
+}
+
+func newUnit(t testing.TB, spec string, cfg Config) *Unit {
+	t.Helper()
+	sp, err := ParseSpec(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := OpenStore(sp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.BlockSize = sp.BlockSize
+	u, err := New(st, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { u.Close() })
+	return u
+}
+
+func newMap(t testing.TB, u *Unit) *Map {
+	m := &Map{}
+	if err := m.Add(0, u); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func attach(t testing.TB, m *Map, port byte) *initiator {
+	i := &initiator{t: t, m: m}
+	if u := m.Find(0); u != nil {
+		i.n = u.Attach([16]byte{15: port})
+	}
+	i.task.Scratch = make([]byte, ScratchLen)
+	return i
+}
+
+// do executes cdb with data-out out, moving streamed data in chunks of two blocks.
+func (i *initiator) do(cdb scsi.CDB, out []byte) result {
+	i.t.Helper()
+	t := &i.task
+	t.CDB = cdb.Bytes()
+	i.m.Begin(t, i.n)
+	var in []byte
+	const chunk = 8192
+	switch t.Way {
+	case WayIn:
+		in = append(in, t.Scratch[:t.InLen]...)
+		t.SetStatus(scsi.StatusGood)
+	case WayRead:
+		in = make([]byte, t.InLen)
+		for at := 0; at < len(in); at += chunk {
+			if !t.ReadChunk(in[at:min(len(in), at+chunk)], int64(at)) {
+				break
+			}
+		}
+		t.FinishStream()
+	case WayWrite, WayVerify:
+		if int64(len(out)) != t.OutLen {
+			i.t.Fatalf("%s: wants %d bytes of data-out, the test has %d", cdb, t.OutLen, len(out))
+		}
+		for at := 0; at < len(out); at += chunk {
+			if !t.WriteChunk(out[at:min(len(out), at+chunk)], int64(at)) {
+				break
+			}
+		}
+		t.FinishStream()
+	case WayWhole:
+		if int64(len(out)) < t.OutLen {
+			i.t.Fatalf("%s: wants %d bytes of data-out, the test has %d", cdb, t.OutLen, len(out))
+		}
+		t.FinishOut(out[:t.OutLen])
+	}
+	if !t.Done {
+		i.t.Fatalf("%s: not done", cdb)
+	}
+	r := result{status: t.Status, in: in}
+	if t.Status == scsi.StatusCheckCondition {
+		var ok bool
+		if r.sense, ok = scsi.ParseSense(t.Sense()); !ok {
+			i.t.Fatalf("%s: unreadable sense % x", cdb, t.Sense())
+		}
+		r.in = nil
+	}
+	t.End()
+	return r
+}
+
+func (i *initiator) good(cdb scsi.CDB, out []byte) []byte {
+	i.t.Helper()
+	r := i.do(cdb, out)
+	if r.status != scsi.StatusGood {
+		i.t.Fatalf("%s: %s, %s", cdb, r.status, r.sense)
+	}
+	return r.in
+}
+
+func (i *initiator) check(cdb scsi.CDB, out []byte, key scsi.SenseKey, asc scsi.ASC) scsi.Sense {
+	i.t.Helper()
+	r := i.do(cdb, out)
+	if r.status != scsi.StatusCheckCondition || r.sense.Key != key || r.sense.ASC != asc {
+		i.t.Fatalf("%s: %s, %s; want %s, %s", cdb, r.status, r.sense, key, asc)
+	}
+	return r.sense
+}
+
+func (i *initiator) conflict(cdb scsi.CDB, out []byte) {
+	i.t.Helper()
+	if r := i.do(cdb, out); r.status != scsi.StatusReservationConflict {
+		i.t.Fatalf("%s: %s, %s; want RESERVATION CONFLICT", cdb, r.status, r.sense)
+	}
+}
+
+func TestSpec(t *testing.T) {
+	for _, s := range []string{"ram:1m", "null:4t", "file:/x,ro,bs=4096", "ram:64MiB,bs=4k,serial=abc,product=thing", "file:/x,size=1g"} {
+		if _, err := ParseSpec(s); err != nil {
+			t.Errorf("%s: %v", s, err)
+		}
+	}
+	for _, s := range []string{"", "ram", "ram:", "ram:0", "ram:-1", "ram:1x", "tape:1m", "file:", "ram:1m,bs=1024", "ram:1m,rw", "ram:256", "ram:9999999t", "ram:1m,size=2m", "ram:2k,bs=4096"} {
+		if _, err := ParseSpec(s); err == nil {
+			t.Errorf("%q was accepted", s)
+		} else if strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %v", s, err)
+		}
+	}
+	for s, want := range map[string]int64{"1": 1, "512": 512, "1k": 1024, "3M": 3 << 20, "2gib": 2 << 30, "1tb": 1 << 40} {
+		if n, err := ParseSize(s); err != nil || n != want {
+			t.Errorf("ParseSize(%q) = %d, %v; want %d", s, n, err, want)
+		}
+	}
+}
+
+func TestReadWriteEveryForm(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	for _, spec := range []string{"ram:1m", "ram:1m,bs=4096", "file:" + path + ",size=1m"} {
+		t.Run(spec[:4], func(t *testing.T) {
+			u := newUnit(t, spec, Config{})
+			i := attach(t, newMap(t, u), 1)
+			bs := int(u.BlockSize())
+			rnd := rand.New(rand.NewPCG(1, 2))
+			want := make([]byte, 1<<20)
+			for _, w := range []func(lba uint32, n int) scsi.CDB{
+				func(l uint32, n int) scsi.CDB { return scsi.Write6(l, uint16(n)) },
+				func(l uint32, n int) scsi.CDB { return scsi.Write10(l, uint16(n)) },
+				func(l uint32, n int) scsi.CDB { return scsi.Write12(l, uint32(n)) },
+				func(l uint32, n int) scsi.CDB { return scsi.Write16(uint64(l), uint32(n)) },
+				func(l uint32, n int) scsi.CDB { return scsi.WriteCDB(uint64(l), uint32(n), true) },
+			} {
+				for range 10 {
+					n := 1 + rnd.IntN(60)
+					lba := rnd.IntN(int(u.Blocks()) - n)
+					data := make([]byte, n*bs)
+					for j := range data {
+						data[j] = byte(rnd.Uint32())
+					}
+					copy(want[lba*bs:], data)
+					i.good(w(uint32(lba), n), data)
+				}
+			}
+			for _, r := range []scsi.CDB{scsi.Read10(0, uint16(u.Blocks())), scsi.Read12(0, uint32(u.Blocks())), scsi.Read16(0, uint32(u.Blocks()))} {
+				if !bytes.Equal(i.good(r, nil), want) {
+					t.Fatalf("%s: the disk differs from what was written", r)
+				}
+			}
+			last := uint64(u.Blocks() - 1)
+			if got := i.good(scsi.Read16(last, 1), nil); !bytes.Equal(got, want[int(last)*bs:]) {
+				t.Error("the last block differs")
+			}
+			if s := i.check(scsi.Read16(last+1, 1), nil, scsi.IllegalRequest, scsi.ASCLBAOutOfRange); s.Information != last+1 {
+				t.Errorf("information %d, want the first missing block %d", s.Information, last+1)
+			}
+			i.check(scsi.Read16(last, 2), nil, scsi.IllegalRequest, scsi.ASCLBAOutOfRange)
+			i.check(scsi.Write16(1<<64-1, 1), nil, scsi.IllegalRequest, scsi.ASCLBAOutOfRange)
+			i.check(scsi.Read16(1<<64-1, 1<<32-1), nil, scsi.IllegalRequest, scsi.ASCLBAOutOfRange)
+			i.good(scsi.Read10(0, 0), nil)
+			i.good(scsi.Write16(uint64(u.Blocks()), 0), nil)
+			i.good(scsi.SynchronizeCache10(0, 0), nil)
+			i.good(scsi.SynchronizeCache16(5, 10), nil)
+			if len(i.good(scsi.Read6(0, 256), nil)) != 256*bs {
+				t.Error("READ(6) with 0 does not mean 256 blocks")
+			}
+		})
+	}
+}
+
+func TestReadOnlyAndSoftwareProtect(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(path, make([]byte, 65536), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	u := newUnit(t, "file:"+path+",ro", Config{})
+	i := attach(t, newMap(t, u), 1)
+	for _, c := range []scsi.CDB{scsi.Write10(0, 1), scsi.WriteSame16(0, 1, false, true), scsi.Unmap(false, 24), scsi.CompareAndWrite(0, 1)} {
+		i.check(c, nil, scsi.DataProtect, scsi.ASCWriteProtected)
+	}
+	m, err := scsi.ParseMode(i.good(scsi.ModeSense6(scsi.AllModePages, 255), nil), false, false)
+	if err != nil || m.Header.DeviceSpecific&scsi.ModeWriteProtected == 0 || m.Blocks != 128 || m.BlockSize != 512 || len(m.Pages) != len(modePages) {
+		t.Errorf("MODE SENSE: %+v, %v", m, err)
+	}
+}
+
+func TestModeSelect(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	u := newUnit(t, "file:"+path+",size=64k", Config{})
+	mp := newMap(t, u)
+	a, b := attach(t, mp, 1), attach(t, mp, 2)
+	m, err := scsi.ParseMode(a.good(scsi.ModeSense10(scsi.ModePageCaching, 255), nil), true, false)
+	if err != nil || len(m.Pages) != 1 || m.Pages[0].Data[0]&4 == 0 {
+		t.Fatalf("caching page of a file: %+v, %v", m, err)
+	}
+	page := append([]byte{0, 0, 0, 0, 0, 0, 0, 0, m.Pages[0].Page, byte(m.Pages[0].Length)}, m.Pages[0].Data...)
+	page[10] &^= 4
+	a.good(scsi.ModeSelectCDB{Ten: true, PF: true, ParamLen: uint16(len(page))}.CDB(), page)
+	if u.writeBack.Load() {
+		t.Error("WCE is still set")
+	}
+	b.check(scsi.TestUnitReady(), nil, scsi.UnitAttention, scsi.ASCModeParametersChanged)
+	b.good(scsi.TestUnitReady(), nil)
+	a.good(scsi.TestUnitReady(), nil)
+	page[11] = 1 // a bit that cannot be changed
+	a.check(scsi.ModeSelectCDB{Ten: true, PF: true, ParamLen: uint16(len(page))}.CDB(), page, scsi.IllegalRequest, scsi.ASCInvalidFieldInParameters)
+	a.check(scsi.ModeSelectCDB{Ten: true, PF: true, ParamLen: 12}.CDB(), page[:12], scsi.IllegalRequest, scsi.ASCParameterListLength)
+	a.check(scsi.ModeSenseCDB{PC: scsi.ModeSaved, Page: 8, AllocLen: 64}.CDB(), nil, scsi.IllegalRequest, scsi.ASCSavingNotSupported)
+	a.check(scsi.ModeSense6(0x2a, 64), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+
+	// Control page: descriptor sense and software write protect.
+	ctl := []byte{0, 0, 0, 0, scsi.ModePageControl, 10, 0x04, 0x10, 0x08, 0x40, 0, 0, 0xff, 0xff, 0, 0}
+	a.good(scsi.ModeSelectCDB{PF: true, ParamLen: uint16(len(ctl))}.CDB(), ctl)
+	if s := a.check(scsi.Write10(0, 1), nil, scsi.DataProtect, scsi.ASCWriteProtected); !s.Descriptor {
+		t.Error("D_SENSE is set but the sense is in fixed format")
+	}
+	u.Reset()
+	a.check(scsi.Write10(0, 1), make([]byte, 512), scsi.UnitAttention, scsi.ASCBusDeviceReset)
+	a.good(scsi.Write10(0, 1), make([]byte, 512))
+}
+
+func TestInquiryAndLists(t *testing.T) {
+	u := newUnit(t, "ram:1m", Config{Serial: "SN42"})
+	m := newMap(t, u)
+	if err := m.Add(300, u); err != nil {
+		t.Fatal(err)
+	}
+	i := attach(t, m, 1)
+	d, err := scsi.ParseInquiry(i.good(scsi.Inquiry(255), nil))
+	if err != nil || d.Vendor != "SRP-EMU" || d.Product != "ram disk" || d.Version != 6 || !d.CmdQueue || d.Length != 96 || len(d.VersionDescs) != 4 {
+		t.Errorf("INQUIRY: %+v, %v", d, err)
+	}
+	if n := len(i.good(scsi.Inquiry(5), nil)); n != 5 {
+		t.Errorf("5 bytes asked for, %d came", n)
+	}
+	i.good(scsi.Inquiry(0), nil)
+	pages, _ := scsi.ParseVPD(i.good(scsi.InquiryVPD(0, 255), nil), 0)
+	for _, p := range pages.Data {
+		v, err := scsi.ParseVPD(i.good(scsi.InquiryVPD(p, 1024), nil), p)
+		if err != nil || v.Truncated() {
+			t.Errorf("page %02x: %+v, %v", p, v, err)
+		}
+		if p == scsi.VPDSerialNumber && v.SerialNumber() != "SN42" {
+			t.Errorf("serial %q", v.SerialNumber())
+		}
+		if p == scsi.VPDDeviceID {
+			if ds, err := v.Designators(); err != nil || len(ds) != 3 || ds[0].Type != scsi.DesignatorNAA || ds[0].ID[0]>>4 != 3 {
+				t.Errorf("designators %v, %v", ds, err)
+			}
+		}
+	}
+	i.check(scsi.InquiryVPD(0xc0, 255), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+	luns, total, err := scsi.ParseLUNList(i.good(scsi.ReportLUNs(0, 4096), nil))
+	if err != nil || total != 2 || luns[0] != (scsi.LUN{}) || luns[1] != (scsi.LUN{0x41, 0x2c}) {
+		t.Errorf("LUNs %v %d %v", luns, total, err)
+	}
+	m.Simple = true
+	if luns, _, _ = scsi.ParseLUNList(i.good(scsi.ReportLUNs(0, 4096), nil)); luns[1] != (scsi.LUN{0x01, 0x2c}) {
+		t.Errorf("LUN 300 the simple way: %v", luns[1])
+	}
+	c, err := scsi.ParseCapacity16(i.good(scsi.ReadCapacity16(32), nil))
+	if err != nil || c.Blocks() != 2048 || c.BlockSize != 512 {
+		t.Errorf("capacity %+v %v", c, err)
+	}
+
+	none := attach(t, &Map{}, 1)
+	if d, _ := scsi.ParseInquiry(none.good(scsi.Inquiry(36), nil)); d.Qualifier != scsi.QualifierNotThere || d.DeviceType != scsi.TypeUnknown {
+		t.Errorf("INQUIRY of no unit: %+v", d)
+	}
+	none.check(scsi.TestUnitReady(), nil, scsi.IllegalRequest, scsi.ASCLUNotSupported)
+	if luns, _, _ := scsi.ParseLUNList(none.good(scsi.ReportLUNs(0, 64), nil)); len(luns) != 1 {
+		t.Errorf("REPORT LUNS of an empty target: %v", luns)
+	}
+}
+
+// TestSupportedOpcodesTellTheTruth runs every command of the table and some that are not in it.
+func TestSupportedOpcodesTellTheTruth(t *testing.T) {
+	u := newUnit(t, "ram:1m", Config{})
+	i := attach(t, newMap(t, u), 1)
+	list, err := scsi.ParseCommandList(i.good(scsi.ReportOpcodesCDB{AllocLen: 8192}.CDB(), nil))
+	if err != nil || len(list) != len(commands) {
+		t.Fatalf("%d of %d commands, %v", len(list), len(commands), err)
+	}
+	listed := map[[2]uint16]bool{}
+	for _, c := range list {
+		listed[[2]uint16{uint16(c.Opcode), c.ServiceAction}] = true
+		one, err := scsi.ParseCommandSupport(i.good(scsi.ReportOpcodesCDB{Options: scsi.ReportOneOpcodeOrAction, Opcode: c.Opcode, ServiceAction: c.ServiceAction, AllocLen: 64}.CDB(), nil))
+		if err != nil || !one.Supported() || len(one.Usage) != int(c.CDBLen) || one.Usage[0] != byte(c.Opcode) || scsi.CDBLen(one.Usage) != int(c.CDBLen) {
+			t.Errorf("%s: %+v, %v", c.Name(), one, err)
+		}
+	}
+	for op := range 256 {
+		for sa := range 32 {
+			var raw [16]byte
+			raw[0] = byte(op)
+			n := scsi.CDBLen(raw[:])
+			if n == 0 {
+				continue
+			}
+			hasSA := false
+			for _, c := range commands {
+				hasSA = hasSA || c.op == scsi.Opcode(op) && c.hasSA
+			}
+			if hasSA {
+				raw[1] = byte(sa)
+			} else if sa > 0 {
+				break
+			}
+			cdb, _ := scsi.NewCDB(raw[:n])
+			i.task.CDB = cdb.Bytes()
+			i.m.Begin(&i.task, i.n)
+			s, _ := scsi.ParseSense(i.task.Sense())
+			refused := i.task.Done && s.Key == scsi.IllegalRequest && (s.ASC == scsi.ASCInvalidOpcode || hasSA && s.ASC == scsi.ASCInvalidFieldInCDB && s.Field == 1)
+			if l := listed[[2]uint16{uint16(op), uint16(sa)}]; l == refused {
+				t.Errorf("%s service action %d: listed %v, refused %v (%s)", scsi.Opcode(op), sa, l, refused, s)
+			}
+			i.task.End()
+		}
+	}
+}
+
+func TestUnmapAndWriteSame(t *testing.T) {
+	lim := scsi.BlockLimits{MaxUnmapBlocks: 1000, MaxUnmapDescriptors: 2, MaxWriteSame: 256, MaxCompareAndWrite: 4}
+	u := newUnit(t, "ram:1m", Config{Limits: &lim})
+	i := attach(t, newMap(t, u), 1)
+	ones := bytes.Repeat([]byte{0xff}, 2048*512)
+	i.good(scsi.Write16(0, 2048), ones)
+	unmap := func(e ...scsi.Extent) (scsi.CDB, []byte) {
+		b := scsi.AppendUnmap(nil, e)
+		return scsi.Unmap(false, uint16(len(b))), b
+	}
+	c, b := unmap(scsi.Extent{LBA: 10, Blocks: 5}, scsi.Extent{LBA: 100, Blocks: 995})
+	i.good(c, b)
+	want := bytes.Clone(ones)
+	clear(want[10*512 : 15*512])
+	clear(want[100*512 : 1095*512])
+	if !bytes.Equal(i.good(scsi.Read16(0, 2048), nil), want) {
+		t.Error("UNMAP cleared other blocks than asked for")
+	}
+	c, b = unmap(scsi.Extent{LBA: 0, Blocks: 1001})
+	i.check(c, b, scsi.IllegalRequest, scsi.ASCInvalidFieldInParameters)
+	c, b = unmap(scsi.Extent{LBA: 0, Blocks: 1}, scsi.Extent{LBA: 2047, Blocks: 2})
+	i.check(c, b, scsi.IllegalRequest, scsi.ASCLBAOutOfRange)
+	if got := i.good(scsi.Read16(0, 1), nil); got[0] != 0xff {
+		t.Error("a refused UNMAP unmapped its first extent")
+	}
+	c, b = unmap(make([]scsi.Extent, 3)...)
+	i.check(c, b, scsi.IllegalRequest, scsi.ASCInvalidFieldInParameters)
+	c, b = unmap(scsi.Extent{LBA: 1, Blocks: 1})
+	b[3] = 0xf0 // a descriptor length beyond the list
+	i.check(c, b, scsi.IllegalRequest, scsi.ASCParameterListLength)
+
+	block := bytes.Repeat([]byte{0x5a}, 512)
+	i.good(scsi.WriteSame16(20, 256, false, false), block)
+	if got := i.good(scsi.Read16(19, 258), nil); !bytes.Equal(got[512:257*512], bytes.Repeat(block, 256)) || got[0] != 0xff {
+		t.Error("WRITE SAME wrote the wrong blocks")
+	}
+	i.check(scsi.WriteSame10(20, 257, false), block, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+	i.good(scsi.WriteSame16(20, 8, true, true), nil)
+	if got := i.good(scsi.Read16(20, 8), nil); !allZero(got) {
+		t.Error("WRITE SAME with NDOB left data")
+	}
+	i.good(scsi.WriteSame10(1900, 0, false), block) // 0: to the end
+	if got := i.good(scsi.Read16(2047, 1), nil); !bytes.Equal(got, block) {
+		t.Error("WRITE SAME of 0 blocks did not reach the end")
+	}
+	i.check(scsi.WriteSame10(0, 0, false), block, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB) // more than the limit
+}
+
+func TestVerify(t *testing.T) {
+	u := newUnit(t, "ram:1m", Config{})
+	i := attach(t, newMap(t, u), 1)
+	data := bytes.Repeat([]byte{7}, 64*512)
+	i.good(scsi.Write10(8, 64), data)
+	i.good(scsi.Verify10(8, 64, 0), nil)
+	i.good(scsi.Verify10(8, 64, 1), data)
+	i.good(scsi.Verify16(8, 64, 3), data[:512])
+	data[63*512+511] = 8
+	i.check(scsi.Verify10(8, 64, 1), data, scsi.Miscompare, scsi.ASCMiscompareDuringVerify)
+	i.check(scsi.Verify16(7, 2, 3), data[:512], scsi.Miscompare, scsi.ASCMiscompareDuringVerify)
+	i.check(scsi.Verify10(0, 1, 2), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+}
+
+// TestCompareAndWriteIsAtomic lets many initiators count in one block: every increment must be seen once.
+func TestCompareAndWriteIsAtomic(t *testing.T) {
+	u := newUnit(t, "ram:1m", Config{})
+	m := newMap(t, u)
+	const workers, each = 4, 200
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			i := attach(t, m, byte(w))
+			for done := 0; done < each; {
+				cur := i.good(scsi.Read10(3, 1), nil)
+				next := bytes.Clone(cur)
+				be.PutUint64(next, be.Uint64(next)+1)
+				be.PutUint64(next[504:], be.Uint64(next[504:])+1)
+				r := i.do(scsi.CompareAndWrite(3, 1), append(cur, next...))
+				switch {
+				case r.status == scsi.StatusGood:
+					done++
+				case r.sense.Key != scsi.Miscompare:
+					t.Errorf("%s %s", r.status, r.sense)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	i := attach(t, m, 9)
+	got := i.good(scsi.Read10(3, 1), nil)
+	if a, b := be.Uint64(got), be.Uint64(got[504:]); a != workers*each || b != a {
+		t.Errorf("counters %d and %d, want %d", a, b, workers*each)
+	}
+	// A direct write in flight keeps it off.
+	w := &i.task
+	c := scsi.Write10(0, 32)
+	w.CDB = c.Bytes()
+	m.Begin(w, i.n)
+	if _, _, n := w.Direct(0, w.OutLen); n != w.OutLen {
+		t.Fatalf("direct length %d", n)
+	}
+	j := attach(t, m, 10)
+	if r := j.do(scsi.CompareAndWrite(3, 1), make([]byte, 1024)); r.status != scsi.StatusBusy {
+		t.Errorf("COMPARE AND WRITE under a direct write: %s", r.status)
+	}
+	w.End()
+	if r := j.do(scsi.CompareAndWrite(3, 1), append(bytes.Clone(got), make([]byte, 512)...)); r.status != scsi.StatusGood {
+		t.Errorf("COMPARE AND WRITE after it: %s %s", r.status, r.sense)
+	}
+}
+
+func TestStripesCoverWraps(t *testing.T) {
+	u := newUnit(t, "null:1g", Config{})
+	for _, e := range []extent{{0, 1}, {1 << 20, 1}, {1<<20 - 1, 2}, {63 << 20, 2 << 20}, {63<<20 + 5, 1 << 20}, {10 << 20, 100 << 20}, {62 << 20, 64 << 20}} {
+		u.lock(e.off, e.n, true)
+		held := 0
+		for i := range u.locks {
+			if u.locks[i].TryLock() {
+				u.locks[i].Unlock()
+			} else {
+				held++
+			}
+		}
+		want := int(min(stripes, (e.off+e.n-1)>>stripeShift-e.off>>stripeShift+1))
+		if held != want {
+			t.Errorf("%+v holds %d stripes, want %d", e, held, want)
+		}
+		u.unlock(e.off, e.n, true)
+		for i := range u.locks {
+			if !u.locks[i].TryLock() {
+				t.Fatalf("%+v left stripe %d locked", e, i)
+			}
+			u.locks[i].Unlock()
+		}
+	}
+}
+
+func TestUnitAttention(t *testing.T) {
+	u := newUnit(t, "ram:1m", Config{PowerOn: true})
+	m := newMap(t, u)
+	a := attach(t, m, 1)
+	a.good(scsi.Inquiry(36), nil)
+	a.good(scsi.ReportLUNs(0, 64), nil)
+	a.n.Establish(scsi.ASCCapacityChanged)
+	a.n.Establish(scsi.ASCCapacityChanged)
+	a.check(scsi.TestUnitReady(), nil, scsi.UnitAttention, scsi.ASCPowerOn)
+	s, _ := scsi.ParseSense(a.good(scsi.RequestSense(false, 252), nil))
+	if s.Key != scsi.UnitAttention || s.ASC != scsi.ASCCapacityChanged {
+		t.Errorf("REQUEST SENSE: %s", s)
+	}
+	a.good(scsi.TestUnitReady(), nil)
+	if again := u.Attach([16]byte{15: 1}); again != a.n {
+		t.Error("the nexus was not kept")
+	}
+}
+
+func prOut(sa uint8, typ scsi.ReservationType, key, saKey uint64) (scsi.CDB, []byte) {
+	return scsi.PersistentReserveOut(sa, typ, scsi.PROutParamsLen), scsi.PROutParams{Key: key, ServiceActionKey: saKey}.Append(nil)
+}
+
+func TestPersistentReservations(t *testing.T) {
+	u := newUnit(t, "ram:1m", Config{})
+	m := newMap(t, u)
+	a, b, c := attach(t, m, 1), attach(t, m, 2), attach(t, m, 3)
+	out := func(i *initiator, sa uint8, typ scsi.ReservationType, key, saKey uint64) {
+		t.Helper()
+		cdb, p := prOut(sa, typ, key, saKey)
+		i.good(cdb, p)
+	}
+	no := func(i *initiator, sa uint8, typ scsi.ReservationType, key, saKey uint64) {
+		t.Helper()
+		cdb, p := prOut(sa, typ, key, saKey)
+		i.conflict(cdb, p)
+	}
+	blk := make([]byte, 512)
+
+	no(a, scsi.PRRegister, 0, 5, 6)                  // a key that is not registered
+	no(a, scsi.PRReserve, scsi.WriteExclusive, 0, 0) // not registered
+	out(a, scsi.PRRegister, 0, 0, 0xa)
+	out(b, scsi.PRRegisterIgnoreKey, 0, 99, 0xb)
+	out(a, scsi.PRReserve, scsi.WriteExclusive, 0xa, 0)
+	out(a, scsi.PRReserve, scsi.WriteExclusive, 0xa, 0) // again
+	no(a, scsi.PRReserve, scsi.ExclusiveAccess, 0xa, 0)
+	no(b, scsi.PRReserve, scsi.WriteExclusive, 0xb, 0)
+
+	// Write exclusive: others read, nobody else writes, registered or not.
+	a.good(scsi.Write10(0, 1), blk)
+	for _, i := range []*initiator{b, c} {
+		i.good(scsi.Read10(0, 1), nil)
+		i.conflict(scsi.Write10(0, 1), blk)
+		i.conflict(scsi.Unmap(false, 24), nil)
+		i.conflict(scsi.ModeSense6(8, 64), nil)
+		i.good(scsi.TestUnitReady(), nil)
+		i.good(scsi.Inquiry(36), nil)
+		i.good(scsi.ReadCapacity16(32), nil)
+	}
+	r, err := scsi.ParsePRReservation(c.good(scsi.PersistentReserveIn(scsi.PRReadReservation, 64), nil))
+	if err != nil || !r.Held || r.Key != 0xa || r.Type != scsi.WriteExclusive {
+		t.Errorf("READ RESERVATION %+v %v", r, err)
+	}
+	gen, keys, _, _ := scsi.ParsePRKeys(c.good(scsi.PersistentReserveIn(scsi.PRReadKeys, 64), nil))
+	if gen != 2 || len(keys) != 2 {
+		t.Errorf("READ KEYS generation %d, keys %x", gen, keys)
+	}
+	_, full, err := scsi.ParsePRFullStatus(c.good(scsi.PersistentReserveIn(scsi.PRReadFullStatus, 1024), nil))
+	if err != nil || len(full) != 2 {
+		t.Fatalf("READ FULL STATUS %+v %v", full, err)
+	}
+	for _, f := range full {
+		port, err := scsi.ParseSRPTransportID(f.TransportID)
+		if err != nil || f.Holder != (port[15] == 1) {
+			t.Errorf("full status %+v", f)
+		}
+	}
+
+	// Release with the wrong type, then rightly; a non-holder's release does nothing.
+	cdb, p := prOut(scsi.PRRelease, scsi.ExclusiveAccess, 0xa, 0)
+	a.check(cdb, p, scsi.IllegalRequest, scsi.ASCInvalidRelease)
+	out(b, scsi.PRRelease, scsi.WriteExclusive, 0xb, 0)
+	out(a, scsi.PRRelease, scsi.WriteExclusive, 0xa, 0)
+	c.good(scsi.Write10(0, 1), blk)
+
+	// Exclusive access, registrants only: b is in, c is out even for reads.
+	out(a, scsi.PRReserve, scsi.ExclusiveAccessRegistrantsOnly, 0xa, 0)
+	b.good(scsi.Write10(0, 1), blk)
+	c.conflict(scsi.Read10(0, 1), nil)
+	// The holder leaves: the others hear of it.
+	out(a, scsi.PRRegister, 0, 0xa, 0)
+	b.check(scsi.TestUnitReady(), nil, scsi.UnitAttention, scsi.ASCReservationsReleased)
+	c.good(scsi.Read10(0, 1), nil)
+
+	// Preempt: b takes a's exclusive reservation over; a loses its registration and hears of it.
+	out(a, scsi.PRRegister, 0, 0, 0xa)
+	out(a, scsi.PRReserve, scsi.ExclusiveAccess, 0xa, 0)
+	var aborted [][16]byte
+	u.AbortNexus = func(_ *Unit, port [16]byte) { aborted = append(aborted, port) }
+	out(b, scsi.PRPreemptAbort, scsi.WriteExclusive, 0xb, 0xa)
+	if len(aborted) != 1 || aborted[0][15] != 1 {
+		t.Errorf("aborted %v", aborted)
+	}
+	a.check(scsi.Read10(0, 1), nil, scsi.UnitAttention, scsi.ASCRegistrationsPreempted)
+	a.good(scsi.Read10(0, 1), nil)
+	a.conflict(scsi.Write10(0, 1), blk)
+	no(b, scsi.PRPreempt, scsi.WriteExclusive, 0xb, 0x77) // no such key
+	cdb, p = prOut(scsi.PRPreempt, scsi.WriteExclusive, 0xb, 0)
+	b.check(cdb, p, scsi.IllegalRequest, scsi.ASCInvalidFieldInParameters)
+
+	// All registrants hold it; the reservation goes with the last of them.
+	out(b, scsi.PRClear, 0, 0xb, 0)
+	out(a, scsi.PRRegister, 0, 0, 0xa)
+	out(b, scsi.PRRegister, 0, 0, 0xb)
+	out(a, scsi.PRReserve, scsi.WriteExclusiveAllRegistrants, 0xa, 0)
+	out(b, scsi.PRReserve, scsi.WriteExclusiveAllRegistrants, 0xb, 0)
+	b.good(scsi.Write10(0, 1), blk)
+	out(a, scsi.PRRegister, 0, 0xa, 0)
+	c.conflict(scsi.Write10(0, 1), blk)
+	out(b, scsi.PRRegister, 0, 0xb, 0)
+	c.good(scsi.Write10(0, 1), blk)
+	if u.reserved.Load() {
+		t.Error("the data path still looks for a reservation")
+	}
+
+	// Register and move.
+	out(a, scsi.PRRegister, 0, 0, 0xa)
+	out(a, scsi.PRReserve, scsi.WriteExclusive, 0xa, 0)
+	id := scsi.SRPTransportID(c.n.port)
+	mv := scsi.PRMoveParams{Key: 0xa, ServiceActionKey: 0xc, RelativePort: 1, TransportID: id[:]}.Append(nil)
+	a.good(scsi.PersistentReserveOut(scsi.PRRegisterMove, scsi.WriteExclusive, uint32(len(mv))), mv)
+	c.good(scsi.Write10(0, 1), blk)
+	a.conflict(scsi.Write10(0, 1), blk)
+
+	// What REPORT CAPABILITIES says no to.
+	cdb = scsi.PersistentReserveOut(scsi.PRRegister, 0, scsi.PROutParamsLen)
+	b.check(cdb, scsi.PROutParams{ServiceActionKey: 1, PersistThroughPL: true}.Append(nil), scsi.IllegalRequest, scsi.ASCInvalidFieldInParameters)
+	b.check(scsi.PersistentReserveOut(scsi.PRRegister, 0, 20), nil, scsi.IllegalRequest, scsi.ASCParameterListLength)
+	b.check(scsi.PersistentReserveOut(scsi.PRReserve, 2, 24), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+}
+
+func TestReadWriteDoNotAllocate(t *testing.T) {
+	u := newUnit(t, "ram:1m", Config{})
+	i := attach(t, newMap(t, u), 1)
+	buf := make([]byte, 4096)
+	var c scsi.CDB
+	if n := testing.AllocsPerRun(200, func() {
+		tk := &i.task
+		c = scsi.WriteCDB(8, 8, false)
+		tk.CDB = c.Bytes()
+		i.m.Begin(tk, i.n)
+		tk.WriteChunk(buf, 0)
+		tk.FinishStream()
+		tk.End()
+		c = scsi.ReadCDB(8, 8)
+		i.m.Begin(tk, i.n)
+		tk.ReadChunk(buf, 0)
+		tk.FinishStream()
+		tk.End()
+		c = scsi.WriteCDB(8, 8, false)
+		i.m.Begin(tk, i.n)
+		tk.Direct(0, tk.OutLen)
+		tk.FinishStream()
+		tk.End()
+	}); n != 0 {
+		t.Errorf("%v allocations for a WRITE, a READ and a direct WRITE; want 0", n)
+	}
+}
+
+func FuzzBegin(f *testing.F) {
+	for _, c := range commands {
+		f.Add([]byte{byte(c.op), c.sa, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, []byte{})
+	}
+	mv := scsi.PRMoveParams{Key: 1, ServiceActionKey: 2, TransportID: make([]byte, 24)}.Append(nil)
+	f.Add([]byte{0x5f, 7, 0, 0, 0, 0, 0, 0, byte(len(mv)), 0}, mv)
+	f.Add([]byte{0x55, 0x10, 0, 0, 0, 0, 0, 0, 28, 0}, append(make([]byte, 8), 8, 18, 4))
+	u := newUnit(f, "ram:64k", Config{})
+	m := newMap(f, u)
+	i := attach(f, m, 1)
+	big := make([]byte, WholeLen)
+	f.Fuzz(func(t *testing.T, cdb, out []byte) {
+		i.task.CDB = cdb
+		m.Begin(&i.task, i.n)
+		tk := &i.task
+		switch tk.Way {
+		case WayIn:
+			if tk.InLen > ScratchLen {
+				t.Fatal("more data-in than the scratch buffer")
+			}
+		case WayRead:
+			for at := int64(0); at < tk.InLen && tk.ReadChunk(big[:min(WholeLen, tk.InLen-at)], at); at += WholeLen {
+			}
+		case WayWrite, WayVerify:
+			for at := int64(0); at < tk.OutLen && tk.WriteChunk(big[:min(WholeLen, tk.OutLen-at)], at); at += WholeLen {
+			}
+			tk.FinishStream()
+		case WayWhole:
+			if tk.OutLen > WholeLen {
+				t.Fatal("more data-out than WholeLen")
+			}
+			b := make([]byte, tk.OutLen)
+			copy(b, out)
+			tk.FinishOut(b)
+		}
+		tk.End()
+	})
+}
