@@ -1,0 +1,80 @@
+package targetemu
+
+import (
+	"sync/atomic"
+
+	"srp-initiator/completion"
+)
+
+// counters are a channel's own; the owner of the channel writes, anybody reads.
+type counters struct {
+	commands, reads, writes, others     atomic.Uint64
+	bytesIn, bytesOut                   atomic.Uint64
+	immediate, external                 atomic.Uint64
+	taskMgmt, aborted                   atomic.Uint64
+	checkConditions, otherStatus        atomic.Uint64
+	malformed, beyondLimit              atomic.Uint64
+	credits                             atomic.Int64
+	doorbells, workRequests             atomic.Uint64
+	waitedForBuffer, waitedForSendQueue atomic.Uint64
+	outstanding                         atomic.Int64
+	maxOutstanding                      atomic.Int64
+	credRsp, aerRsp, faults             atomic.Uint64
+}
+
+// ChannelStats are one channel's counters.
+type ChannelStats struct {
+	Channel        int    `json:"channel"`
+	Initiator      string `json:"initiator_port"`
+	Address        string `json:"address"`
+	QPN            uint32 `json:"qpn"`
+	Commands       uint64 `json:"commands"`
+	Reads          uint64 `json:"reads"`
+	Writes         uint64 `json:"writes"`
+	Others         uint64 `json:"others"`
+	BytesIn        uint64 `json:"bytes_in"`  // data-in, to the initiator
+	BytesOut       uint64 `json:"bytes_out"` // data-out, from it
+	Immediate      uint64 `json:"immediate_writes"`
+	ExternalTables uint64 `json:"external_tables"`
+	TaskManagement uint64 `json:"task_management"`
+	Aborted        uint64 `json:"aborted"`
+	CheckCondition uint64 `json:"check_conditions"`
+	OtherStatus    uint64 `json:"other_status"`
+	Malformed      uint64 `json:"malformed"`
+	BeyondLimit    uint64 `json:"beyond_limit"` // requests received without a credit
+	CreditsGranted int64  `json:"credits_granted"`
+	Outstanding    int64  `json:"outstanding"`
+	MaxOutstanding int64  `json:"max_outstanding"`
+	Doorbells      uint64 `json:"doorbells"`
+	WorkRequests   uint64 `json:"work_requests"`
+	BufferWaits    uint64 `json:"buffer_waits"`
+	SendQueueWaits uint64 `json:"send_queue_waits"`
+	CreditAnswers  uint64 `json:"cred_rsp"`
+	EventAnswers   uint64 `json:"aer_rsp"`
+	Faults         uint64 `json:"faults"`
+
+	Completion completion.Stats `json:"completion"`
+}
+
+// Stats are a target's counters.
+type Stats struct {
+	Logins   uint64         `json:"logins"`
+	Rejected uint64         `json:"rejected"`
+	Ended    uint64         `json:"ended"` // channels that are gone
+	Channels []ChannelStats `json:"channels"`
+}
+
+func (ch *channel) snapshot() ChannelStats {
+	c := &ch.count
+	return ChannelStats{
+		Channel: ch.number, Initiator: ch.nexus.initiator.String(), Address: ch.from.String(), QPN: ch.qp.QPN(),
+		Commands: c.commands.Load(), Reads: c.reads.Load(), Writes: c.writes.Load(), Others: c.others.Load(),
+		BytesIn: c.bytesIn.Load(), BytesOut: c.bytesOut.Load(), Immediate: c.immediate.Load(), ExternalTables: c.external.Load(),
+		TaskManagement: c.taskMgmt.Load(), Aborted: c.aborted.Load(), CheckCondition: c.checkConditions.Load(), OtherStatus: c.otherStatus.Load(),
+		Malformed: c.malformed.Load(), BeyondLimit: c.beyondLimit.Load(), CreditsGranted: c.credits.Load(),
+		Outstanding: c.outstanding.Load(), MaxOutstanding: c.maxOutstanding.Load(),
+		Doorbells: c.doorbells.Load(), WorkRequests: c.workRequests.Load(), BufferWaits: c.waitedForBuffer.Load(), SendQueueWaits: c.waitedForSendQueue.Load(),
+		CreditAnswers: c.credRsp.Load(), EventAnswers: c.aerRsp.Load(), Faults: c.faults.Load(),
+		Completion: ch.inst.Stats(),
+	}
+}

@@ -1,0 +1,461 @@
+package targetemu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"srp-initiator/rdma/cm"
+	"srp-initiator/rdma/verbs"
+	"srp-initiator/srp/iu"
+	"srp-initiator/target-emu/lun"
+)
+
+// Target is an SRP target port.
+type Target struct {
+	ctx  verbs.Context
+	conn cm.Connector
+	cfg  Config
+	acl  *ACL
+
+	pd        verbs.ProtectionDomain
+	attr      verbs.DeviceAttr
+	regions   map[*lun.Unit][]verbs.MemoryRegion
+	port      iu.PortID
+	portRev10 iu.PortID // the same with its halves swapped, as I/O class 0xff00 writes it
+	idExt     uint64
+	iocGUID   uint64
+
+	listener cm.Listener
+	faults   *faultRun
+	quit     chan struct{} // closed when Serve ends
+	wg       sync.WaitGroup
+
+	tmMu    sync.Mutex
+	tmQueue []*taskMgmt // guarded by tmMu
+	tmWake  chan struct{}
+
+	mu       sync.Mutex
+	nexuses  map[nexusKey]*nexus // guarded by mu
+	sessions int                 // guarded by mu; logins under way count
+	gone     time.Time           // guarded by mu: vanished until then
+	parked   []cm.Conn           // guarded by mu: connections of vanished channels, to be closed later
+
+	logins, rejected, ended atomic.Uint64
+	pending                 atomic.Int32 // logins under way
+}
+
+type nexusKey struct{ initiator, target iu.PortID }
+
+// nexus is an I_T nexus: all channels between one initiator port and this target port.
+type nexus struct {
+	initiator, target iu.PortID
+	multi             atomic.Bool // has, or had, more than one channel
+	chans             []*channel  // guarded by Target.mu
+	refs              int         // guarded by Target.mu: channels and logins under way
+	next              int         // guarded by Target.mu: number of the next channel
+}
+
+// New makes a target port on ctx and starts listening; Serve takes the logins.
+func New(ctx verbs.Context, conn cm.Connector, cfg Config) (t *Target, err error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	t = &Target{
+		ctx: ctx, conn: conn, cfg: cfg, quit: make(chan struct{}), tmWake: make(chan struct{}, 1),
+		nexuses: map[nexusKey]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{},
+	}
+	if t.acl, err = ParseACL(cfg.ACL); err != nil {
+		return nil, err
+	}
+	if t.attr, err = ctx.QueryDevice(); err != nil {
+		return nil, fmt.Errorf("targetemu: %w", err)
+	}
+	guid := cmp.Or(t.attr.NodeGUID, 0x0002_c9ff_fe00_0001)
+	t.idExt, t.iocGUID = cmp.Or(cfg.IDExt, guid), cmp.Or(cfg.IOCGUID, guid)
+	t.port = iu.MakePortID(t.idExt, t.iocGUID)
+	t.portRev10 = iu.MakePortID(t.iocGUID, t.idExt)
+	if t.pd, err = ctx.AllocPD(); err != nil {
+		return nil, fmt.Errorf("targetemu: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			t.free()
+		}
+	}()
+	for _, num := range cfg.Units.Numbers() {
+		u := cfg.Units.Find(num)
+		u.AbortNexus = t.abortNexus
+		if _, ok := t.regions[u]; ok {
+			continue
+		}
+		var mrs []verbs.MemoryRegion
+		for _, r := range u.Regions() {
+			mr, err := t.pd.RegisterMemory(r, verbs.AccessLocalWrite)
+			if err != nil {
+				// Without it data is copied through the channel's buffers: slower, and no other difference.
+				cfg.Log.Warn("cannot register a LUN's memory with the device; its data will be copied", "lun", num, "error", err)
+				for _, m := range mrs {
+					_ = m.Deregister()
+				}
+				mrs = nil
+				break
+			}
+			mrs = append(mrs, mr)
+		}
+		t.regions[u] = mrs
+	}
+	if cfg.Faults != nil {
+		t.faults = newFaultRun(t, cfg.Faults)
+	}
+	if t.listener, err = conn.Listen(cfg.Listen, 128); err != nil {
+		return nil, fmt.Errorf("targetemu: listen on %s: %w", cfg.Listen, err)
+	}
+	return t, nil
+}
+
+// Addr is where the target listens.
+func (t *Target) Addr() netip.AddrPort { return t.listener.Addr() }
+
+// PortID is the target port identifier.
+func (t *Target) PortID() iu.PortID { return t.port }
+
+// LoginString is the kernel's add_target string that leads here, reached at addr (with the listener's port when that is 0).
+func (t *Target) LoginString(addr netip.AddrPort) string {
+	if addr.Port() == 0 {
+		addr = netip.AddrPortFrom(addr.Addr(), t.Addr().Port())
+	}
+	return fmt.Sprintf("id_ext=%016x,ioc_guid=%016x,dest=%s", t.idExt, t.iocGUID, addr)
+}
+
+// Serve takes logins until ctx is done, then disconnects every channel, waits for their end and releases what the target
+// holds. It returns nil after ctx's end.
+func (t *Target) Serve(ctx context.Context) error {
+	defer t.free()
+	var manager sync.WaitGroup
+	manager.Go(t.taskManager)
+	if t.faults != nil {
+		t.faults.start()
+	}
+	err := t.acceptLoop(ctx)
+	_ = t.listener.Close()
+	t.mu.Lock()
+	t.gone = time.Time{}
+	t.mu.Unlock()
+	for _, ch := range t.channels() {
+		ch.fail(errShutdown)
+	}
+	t.wg.Wait()
+	if t.faults != nil {
+		t.faults.stop()
+	}
+	close(t.quit)
+	manager.Wait()
+	return err
+}
+
+func (t *Target) acceptLoop(ctx context.Context) error {
+	for {
+		conn, err := t.listener.Accept(ctx)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil || errors.Is(err, net.ErrClosed):
+			return nil
+		default:
+			return fmt.Errorf("targetemu: %w", err)
+		}
+		if t.pending.Load() >= maxLogins {
+			t.reject(conn, 0, &rejection{reason: iu.RejectInsufficientResources, why: "too many logins at once"})
+			_ = conn.Close()
+			continue
+		}
+		t.pending.Add(1)
+		t.wg.Go(func() { t.login(ctx, conn) })
+	}
+}
+
+// login takes one connection request to its end.
+func (t *Target) login(ctx context.Context, conn cm.Conn) {
+	counted := true
+	defer func() {
+		if counted {
+			t.pending.Add(-1)
+		}
+	}()
+	if d := t.vanishedFor(); d > 0 {
+		t.sleep(ctx, d)
+		_ = conn.Close()
+		return
+	}
+	req, err := decodeLogin(conn.Request().PrivateData, conn.Route().Local.IsIB())
+	if err != nil {
+		t.reject(conn, 0, &rejection{reason: iu.RejectUnableToEstablish, why: err.Error()})
+		_ = conn.Close()
+		return
+	}
+	ch, rej := t.admit(ctx, conn, &req)
+	if rej != nil {
+		if rej.ignore {
+			t.sleep(ctx, loginTimeout)
+		} else {
+			t.reject(conn, req.Tag, rej)
+		}
+		_ = conn.Close()
+		return
+	}
+	if ch == nil {
+		_ = conn.Close()
+		return
+	}
+	counted = false
+	t.pending.Add(-1)
+	ch.run()
+}
+
+func (t *Target) sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+func (t *Target) reject(conn cm.Conn, tag uint64, r *rejection) {
+	t.rejected.Add(1)
+	t.cfg.Log.Warn("login rejected", "from", peerAddr(conn), "reason", fmt.Sprintf("0x%08x", uint32(r.reason)), "why", r.why)
+	data := r.raw
+	if data == nil {
+		rej := iu.LoginRej{Tag: tag, Reason: r.reason, Formats: t.cfg.Formats}
+		data = make([]byte, iu.LoginRejSize)
+		_, _ = rej.Encode(data)
+	}
+	_ = conn.Reject(data)
+}
+
+// admit checks a login, makes its channel and accepts the connection. Both results are nil when the peer went away meanwhile.
+func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq) (*channel, *rejection) {
+	if rej := t.judge(req, peerAddr(conn)); rej != nil {
+		return nil, rej
+	}
+	rsp := t.accept(req)
+	var rspRaw []byte
+	if t.faults != nil {
+		rej, raw := t.faults.login(ctx, req, &rsp, peerAddr(conn))
+		if rej != nil {
+			return nil, rej
+		}
+		rspRaw = raw
+	}
+	n, number, old, rej := t.join(req)
+	if rej != nil {
+		return nil, rej
+	}
+	joined := false
+	defer func() {
+		if !joined {
+			t.leave(n, nil)
+		}
+	}()
+	single := req.Flags&iu.MultiChannelMask == iu.SingleChannel
+	switch {
+	case len(old) == 0:
+	case single:
+		rsp.Flags |= iu.ChannelsTerminated
+		for _, ch := range old {
+			ch.fail(errors.New("ended by a new login of the same initiator port"))
+		}
+		for _, ch := range old {
+			select {
+			case <-ch.done:
+			case <-time.After(loginTimeout):
+			}
+		}
+	default:
+		rsp.Flags |= iu.ChannelsMaintained
+	}
+	ch, err := t.newChannel(n, number, conn, req, &rsp)
+	if err != nil {
+		return nil, &rejection{reason: iu.RejectInsufficientResources, why: err.Error()}
+	}
+	data := rspRaw
+	if data == nil {
+		data = make([]byte, iu.LoginRspSize)
+		_, _ = rsp.Encode(data)
+	}
+	// The handler runs before the REP is sent: the initiator's first command may overtake its RTU.
+	ch.started = true
+	t.mu.Lock()
+	n.chans = append(n.chans, ch)
+	t.mu.Unlock()
+	if err = ch.inst.Start(); err == nil {
+		their := conn.Request()
+		actx, cancel := context.WithTimeout(ctx, loginTimeout)
+		err = conn.Accept(actx, cm.ConnParam{
+			PrivateData: data, RetryCount: 7, RNRRetryCount: 7, FlowControl: true,
+			InitiatorDepth:     uint8(min(int(their.ResponderResources), max(t.attr.MaxQPInitRdAtom, 1), 16)),
+			ResponderResources: uint8(min(int(their.InitiatorDepth), max(t.attr.MaxQPReadAtom, 1), 16)),
+		})
+		cancel()
+	}
+	if err != nil {
+		t.cfg.Log.Warn("login not completed", "from", peerAddr(conn), "error", err)
+		joined = true // forget leaves
+		t.forget(ch)
+		ch.release()
+		close(ch.done)
+		return nil, nil
+	}
+	joined = true
+	t.logins.Add(1)
+	t.cfg.Log.Info("login", "initiator", req.InitiatorPort, "from", ch.from, "channel", number, "iu_len", req.ITIULen,
+		"immediate_offset", ch.immOffset, "credits", rsp.ReqLimDelta, "qpn", ch.qp.QPN())
+	return ch, nil
+}
+
+// join finds or makes the nexus of a login and counts the new channel against the limits. old are the channels that the nexus has.
+func (t *Target) join(req *iu.LoginReq) (n *nexus, number int, old []*channel, rej *rejection) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := nexusKey{req.InitiatorPort, req.TargetPort}
+	n = t.nexuses[key]
+	single := req.Flags&iu.MultiChannelMask == iu.SingleChannel
+	have := 0
+	if n != nil {
+		have = len(n.chans)
+	}
+	switch {
+	case !single && have >= t.cfg.MaxChannels:
+		return nil, 0, nil, &rejection{reason: iu.RejectChannelLimit, why: fmt.Sprintf("the initiator port has %d channels, which is the limit", have)}
+	case t.sessions >= t.cfg.MaxSessions:
+		return nil, 0, nil, &rejection{reason: iu.RejectInsufficientResources, why: fmt.Sprintf("the target has %d channels, which is the limit", t.sessions)}
+	}
+	t.sessions++
+	if n == nil {
+		n = &nexus{initiator: req.InitiatorPort, target: req.TargetPort}
+		t.nexuses[key] = n
+	}
+	if !single {
+		n.multi.Store(true)
+	}
+	n.refs++
+	old = slices.Clone(n.chans)
+	if single {
+		n.next = 0
+	}
+	number = n.next
+	n.next++
+	return n, number, old, nil
+}
+
+// leave takes a channel, or a login that came to nothing, off the books.
+func (t *Target) leave(n *nexus, ch *channel) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sessions--
+	n.refs--
+	if i := slices.Index(n.chans, ch); i >= 0 {
+		n.chans = slices.Delete(n.chans, i, i+1)
+	}
+	key := nexusKey{n.initiator, n.target}
+	if n.refs == 0 && t.nexuses[key] == n {
+		delete(t.nexuses, key)
+	}
+}
+
+// forget is leave for a channel that was there.
+func (t *Target) forget(ch *channel) {
+	t.ended.Add(1)
+	t.leave(ch.nexus, ch)
+}
+
+// channels lists all channels.
+func (t *Target) channels() []*channel {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []*channel
+	for _, n := range t.nexuses {
+		out = append(out, n.chans...)
+	}
+	return out
+}
+
+// Stats are the counters of the target and of its live channels.
+func (t *Target) Stats() Stats {
+	s := Stats{Logins: t.logins.Load(), Rejected: t.rejected.Load(), Ended: t.ended.Load(), Channels: []ChannelStats{}}
+	for _, ch := range t.channels() {
+		s.Channels = append(s.Channels, ch.snapshot())
+	}
+	slices.SortFunc(s.Channels, func(a, b ChannelStats) int {
+		return cmp.Or(cmp.Compare(a.Initiator, b.Initiator), cmp.Compare(a.Channel, b.Channel))
+	})
+	return s
+}
+
+// vanish makes the target go silent: its channels stop answering, without a DREQ, and logins are not answered for d.
+func (t *Target) vanish(d time.Duration) {
+	t.mu.Lock()
+	t.gone = time.Now().Add(d)
+	t.mu.Unlock()
+	time.AfterFunc(d+10*time.Millisecond, t.closeParked)
+	for _, ch := range t.channels() {
+		ch.breakOff()
+	}
+}
+
+// breakOff ends a channel without telling the peer.
+func (ch *channel) breakOff() {
+	ch.once.Do(func() {
+		ch.silent = true
+		ch.why = errors.New("fault: the channel stops answering")
+		close(ch.stop)
+		time.AfterFunc(loginTimeout, ch.t.closeParked)
+	})
+}
+
+func (t *Target) vanishedFor() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Until(t.gone)
+}
+
+// closeLater keeps a silent channel's connection open, so that no DREQ is sent, until the target is back or ends.
+func (t *Target) closeLater(c cm.Conn) {
+	t.mu.Lock()
+	t.parked = append(t.parked, c)
+	t.mu.Unlock()
+}
+
+func (t *Target) closeParked() {
+	t.mu.Lock()
+	if time.Until(t.gone) > 0 {
+		t.mu.Unlock()
+		return
+	}
+	parked := t.parked
+	t.parked = nil
+	t.mu.Unlock()
+	for _, c := range parked {
+		_ = c.Close()
+	}
+}
+
+// free releases what New made.
+func (t *Target) free() {
+	t.closeParked()
+	if t.listener != nil {
+		_ = t.listener.Close()
+	}
+	for _, mrs := range t.regions {
+		for _, m := range mrs {
+			_ = m.Deregister()
+		}
+	}
+	t.regions = nil
+	_ = t.pd.Dealloc()
+}
