@@ -31,6 +31,7 @@ type guestTest struct {
 // Inside, a test finds VMTEST_GUEST=1 and REQUIRE_ALL=1; docs/testing.md says what each scenario has.
 var guestTests = []guestTest{
 	{scenario: RXE, pkg: "rdma/cm/ucm"},
+	{scenario: RXE, pkg: "rdma", match: "TestKernelDevices"},
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
 }

@@ -220,6 +220,9 @@ func (q *queuePair) Destroy() error {
 	if c := q.conn; c != nil {
 		c.qp = nil
 		q.conn = nil
+		if c.mc == nil {
+			return nil // resolved, never connected
+		}
 		// A connection without its queue pair is none.
 		if s := c.mc.State(); s == ibcm.Established || s == ibcm.REPSent {
 			d.cm.Disconnect(d.clock(d.now()), c.mc)
