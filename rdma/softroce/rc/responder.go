@@ -367,8 +367,7 @@ func (q *QP) refuse(psn packet.PSN, syn packet.Syndrome, status verbs.WCStatus) 
 	r.ack = ackNone
 	for r.readsPending > 0 && !q.blocked {
 		if m := r.oldestPending(); !q.sendRead(m) && !q.blocked {
-			m.pending = false
-			r.readsPending--
+			r.forget(m)
 		}
 	}
 	if r.readsPending == 0 {
@@ -544,8 +543,8 @@ func (q *QP) executeRead(now Time, p *packet.Packet) bool {
 		}
 	}
 	if full {
-		if r.readAt(0).pending { // a replay that nobody may be waiting for
-			r.readsPending--
+		if m := r.readAt(0); m.pending { // a replay that nobody may be waiting for
+			r.forget(m)
 		}
 		r.readHead = (r.readHead + 1) % len(r.reads)
 		r.readCount--
@@ -574,6 +573,12 @@ func (r *responder) oldestPending() *readResource {
 	panic("rc: pending READ not found")
 }
 
+// forget drops the pending answer of m.
+func (r *responder) forget(m *readResource) {
+	m.pos, m.pending = m.end, false
+	r.readsPending--
+}
+
 // respond sends READ responses as far as pacing and Output allow.
 func (q *QP) respond(now Time) {
 	r := &q.rcv
@@ -591,10 +596,10 @@ func (q *QP) respond(now Time) {
 				return
 			}
 			// The key has been revoked. A replay is dropped, as a late duplicate is; a first answer becomes a NAK.
-			m.pending = false
-			r.readsPending--
+			psn := m.first.Add(m.pos)
+			r.forget(m)
 			if !m.replay {
-				q.refuse(m.first.Add(m.pos), packet.NakRemoteAccess, verbs.WCRemoteAccessError)
+				q.refuse(psn, packet.NakRemoteAccess, verbs.WCRemoteAccessError)
 				return
 			}
 		}
