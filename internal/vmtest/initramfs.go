@@ -240,7 +240,12 @@ func buildInitramfs(ctx context.Context, k *Kernel, log func(string)) (string, e
 		// Last in the guest's PATH, so that the real tools win.
 		a.link("usr/lib/busybox/"+strings.TrimSpace(name), box)
 	}
-	a.link("usr/bin/sh", box)
+	dash, err := lookPath("dash")
+	if err != nil {
+		return "", err
+	}
+	// Not busybox's sh: that one prefers busybox's own ip and tc to the real ones, whatever the PATH.
+	a.link("usr/bin/sh", "/"+usrMerged(dash))
 	a.link("usr/sbin/modprobe", box)
 	for _, f := range []struct {
 		name, to string

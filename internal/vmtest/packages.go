@@ -23,6 +23,7 @@ var tools = []tool{
 	{"ldd", "libc-bin", false},
 	{"busybox", "busybox-static", true},
 	{"bash", "bash", true},
+	{"dash", "dash", true},
 	{"ip", "iproute2", true},
 	{"tc", "iproute2", true},
 	{"rdma", "iproute2", true},

@@ -1,8 +1,6 @@
 # Library of a test guest: devices, namespaces, the kernel's SRP target (ib_srpt) and its SRP initiator (ib_srp).
 # Each function says what it does after its own name and a colon; `guestctl` lists them.
 
-IP=/usr/bin/ip
-[ -x $IP ] || IP=/usr/sbin/ip
 TARGET=/sys/kernel/config/target
 
 # fail: print a message and end the calling program with code 1
@@ -13,18 +11,16 @@ fail() {
 
 # load: load kernel modules, skipping those that this kernel has built in or lacks
 load() {
-	for m; do
-		modprobe -q "$m" 2>/dev/null || :
-	done
+	modprobe -q -a "$@" 2>/dev/null || :
 }
 
 # net_up: eth0 with 10.0.0.1/24 and fd00::1/64
 net_up() {
 	load virtio_pci virtio_net
-	$IP link set lo up
-	$IP link set eth0 up
-	$IP addr add 10.0.0.1/24 dev eth0
-	$IP addr add fd00::1/64 dev eth0 nodad
+	ip link set lo up
+	ip link set eth0 up
+	ip addr add 10.0.0.1/24 dev eth0
+	ip addr add fd00::1/64 dev eth0 nodad
 }
 
 # rxe_add: rxe_add NAME NETDEV makes a soft-RoCE device
@@ -37,20 +33,20 @@ rxe_add() {
 veth_pair() {
 	load veth
 	mkdir -p /run/netns
-	$IP netns add peer
-	$IP link add veth0 mtu "$1" address 52:54:00:aa:00:01 type veth peer name veth1 mtu "$1" address 52:54:00:aa:00:02 netns peer || fail "no veth pair"
-	$IP addr add 10.1.0.1/24 dev veth0
-	$IP addr add fd01::1/64 dev veth0 nodad
-	$IP link set veth0 up
-	$IP -n peer link set lo up
-	$IP -n peer addr add 10.1.0.2/24 dev veth1
-	$IP -n peer addr add fd01::2/64 dev veth1 nodad
-	$IP -n peer link set veth1 up
+	ip netns add peer
+	ip link add veth0 mtu "$1" address 52:54:00:aa:00:01 type veth peer name veth1 mtu "$1" address 52:54:00:aa:00:02 netns peer || fail "no veth pair"
+	ip addr add 10.1.0.1/24 dev veth0
+	ip addr add fd01::1/64 dev veth0 nodad
+	ip link set veth0 up
+	ip -n peer link set lo up
+	ip -n peer addr add 10.1.0.2/24 dev veth1
+	ip -n peer addr add fd01::2/64 dev veth1 nodad
+	ip -n peer link set veth1 up
 }
 
 # peer: peer CMD... runs a command in the network namespace "peer", where no rxe holds UDP port 4791
 peer() {
-	$IP netns exec peer "$@"
+	ip netns exec peer "$@"
 }
 
 # netem: netem ARGS... spoils both directions of the veth pair, e.g. `netem loss 1% reorder 2% delay 1ms`; `netem off` ends it
@@ -218,10 +214,10 @@ scenario_rxe4096() {
 	scenario_rxe
 	load dummy
 	# The module makes a dummy0 of its own, of MTU 1500.
-	$IP link add jumbo0 mtu 4200 address 52:54:00:bb:00:01 type dummy || fail "no dummy netdev"
-	$IP addr add 10.2.0.1/24 dev jumbo0
-	$IP addr add fd02::1/64 dev jumbo0 nodad
-	$IP link set jumbo0 up
+	ip link add jumbo0 mtu 4200 address 52:54:00:bb:00:01 type dummy || fail "no dummy netdev"
+	ip addr add 10.2.0.1/24 dev jumbo0
+	ip addr add fd02::1/64 dev jumbo0 nodad
+	ip link set jumbo0 up
 	rxe_add rxe1 jumbo0
 }
 
@@ -242,7 +238,7 @@ scenario_netns() { netns_rxe 1500; }
 scenario_netns4096() { netns_rxe 4200; }
 
 netns_rxe() {
-	$IP link set lo up
+	ip link set lo up
 	veth_pair "$1"
 	rxe_add rxe1 veth0
 	export VMTEST_PEER_NS=peer VMTEST_PEER_ADDR=10.1.0.2 VMTEST_PEER_ADDR6=fd01::2 VMTEST_RXE_ADDR=10.1.0.1 VMTEST_RXE_ADDR6=fd01::1
