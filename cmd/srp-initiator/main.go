@@ -1,0 +1,279 @@
+// Command srp-initiator reaches SCSI storage by the SCSI RDMA Protocol, from userspace.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"srp-initiator/rdma"
+	"srp-initiator/rdma/cm"
+	"srp-initiator/rdma/verbs"
+	"srp-initiator/srp"
+)
+
+// Exit codes.
+const (
+	exitOK       = 0
+	exitFailed   = 1 // a command or a comparison failed
+	exitUsage    = 2 // bad input; nothing was sent
+	exitDevice   = 3 // no usable RDMA device
+	exitNoTarget = 4 // the target does not answer, or the connection was lost
+	exitRejected = 5 // the target refused the login
+	exitSIGINT   = 130
+	exitSIGTERM  = 143
+)
+
+const exitText = `Exit codes:
+  0  done
+  1  a SCSI command, a comparison or a local file failed
+  2  bad input; nothing was sent
+  3  no usable RDMA device (name, rights, limits)
+  4  the target does not answer, or the connection was lost
+  5  the target refused the login
+  130, 143  ended by SIGINT, SIGTERM after a clean disconnect`
+
+// verb is one subcommand.
+type verb struct {
+	name    string
+	args    string // after the name, in the usage line
+	short   string
+	long    string
+	example string
+	flags   func(*pflag.FlagSet) func(*env) error // registers flags and returns what runs
+}
+
+// env is what a running verb has.
+type env struct {
+	ctx    context.Context
+	args   []string
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+	json   bool
+	mu     sync.Mutex
+	line   *progress // being drawn
+}
+
+var verbs_ = []*verb{devicesVerb, probeVerb, lsVerb, inqVerb, readcapVerb, readVerb, writeVerb, rawVerb, turVerb, syncVerb, unmapVerb, resetVerb}
+
+// usageError is bad input.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, a ...any) error { return &usageError{fmt.Errorf(format, a...)} }
+
+// interrupted is why the context ends after a signal.
+type interrupted struct{ sig os.Signal }
+
+func (e *interrupted) Error() string { return "interrupted by " + e.sig.String() }
+
+func main() {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	sigs := make(chan os.Signal, 2)
+	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		sig := <-sigs
+		cancel(&interrupted{sig})
+		sig = <-sigs // impatient
+		os.Exit(signalCode(sig))
+	}()
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+func signalCode(sig os.Signal) int {
+	if sig == syscall.SIGTERM {
+		return exitSIGTERM
+	}
+	return exitSIGINT
+}
+
+// run is the program; it returns the exit code.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if len(args) == 0 {
+		usage(stderr)
+		return exitUsage
+	}
+	switch args[0] {
+	case "help", "-h", "--help":
+		if len(args) > 1 {
+			if v := findVerb(args[1]); v != nil {
+				v.help(stdout)
+				return exitOK
+			}
+			if args[1] == "target" {
+				targetHelp(stdout)
+				return exitOK
+			}
+			fmt.Fprintf(stderr, "srp-initiator: no help on %q: want a verb or \"target\"\n", args[1])
+			return exitUsage
+		}
+		usage(stdout)
+		return exitOK
+	}
+	v := findVerb(args[0])
+	if v == nil {
+		fmt.Fprintf(stderr, "srp-initiator: unknown verb %q; known: %s\n", args[0], strings.Join(verbNames(), ", "))
+		return exitUsage
+	}
+	e := &env{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr}
+	fs, action := v.flagSet(e)
+	if err := fs.Parse(args[1:]); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			v.help(stdout)
+			return exitOK
+		}
+		return e.fail(v, &usageError{err})
+	}
+	e.args = fs.Args()
+	if want := strings.Count(v.args, "TARGET") + strings.Count(v.args, "CDB"); len(e.args) != want && !strings.Contains(v.args, "...") {
+		if len(e.args) < want {
+			return e.fail(v, usagef("missing argument: srp-initiator %s %s", v.name, v.args))
+		}
+		return e.fail(v, usagef("unexpected argument %q: srp-initiator %s %s", e.args[want], v.name, v.args))
+	}
+	return e.fail(v, action(e))
+}
+
+func (v *verb) flagSet(e *env) (*pflag.FlagSet, func(*env) error) {
+	fs := pflag.NewFlagSet(v.name, pflag.ContinueOnError)
+	fs.SortFlags = false
+	fs.Usage = func() {}
+	fs.SetOutput(io.Discard)
+	fs.BoolVar(&e.json, "json", false, "print facts and errors as JSON")
+	return fs, v.flags(fs)
+}
+
+// fail reports err, if any, and returns the exit code that it means.
+func (e *env) fail(v *verb, err error) int {
+	e.endProgress()
+	if err == nil {
+		return exitOK
+	}
+	code := exitCode(err)
+	var told *shown
+	if errors.As(err, &told) {
+		return code
+	}
+	if e.json {
+		json.NewEncoder(e.stdout).Encode(map[string]any{"error": err.Error(), "exit_code": code})
+	} else {
+		fmt.Fprintf(e.stderr, "srp-initiator %s: %s\n", v.name, err)
+	}
+	return code
+}
+
+func exitCode(err error) int {
+	var (
+		usage  *usageError
+		intr   *interrupted
+		target *srp.TargetError
+		arg    *srp.ArgumentError
+		name   *rdma.NameError
+		device *deviceError
+		rej    *srp.LoginRejectedError
+		cmrej  *cm.RejectError
+		proto  *srp.ProtocolError
+		status *verbs.StatusError
+	)
+	switch {
+	case errors.As(err, &intr):
+		return signalCode(intr.sig)
+	case errors.As(err, &usage), errors.As(err, &target), errors.As(err, &arg), errors.As(err, &name):
+		return exitUsage
+	case errors.As(err, &rej):
+		return exitRejected
+	case errors.As(err, &device):
+		return exitDevice
+	case errors.As(err, &cmrej), errors.As(err, &proto), errors.As(err, &status), errors.Is(err, cm.ErrUnreachable), errors.Is(err, cm.ErrDisconnected),
+		errors.Is(err, srp.ErrConnectionLost), errors.Is(err, srp.ErrFailFast), errors.Is(err, srp.ErrDeviceLost), errors.Is(err, context.DeadlineExceeded):
+		return exitNoTarget
+	}
+	return exitFailed
+}
+
+func findVerb(name string) *verb {
+	for _, v := range verbs_ {
+		if v.name == name {
+			return v
+		}
+	}
+	return nil
+}
+
+func verbNames() (names []string) {
+	for _, v := range verbs_ {
+		names = append(names, v.name)
+	}
+	return names
+}
+
+func usage(w io.Writer) {
+	fmt.Fprint(w, `srp-initiator reaches SCSI storage by the SCSI RDMA Protocol (SRP) from userspace: no kernel initiator, no C library.
+
+Usage: srp-initiator VERB [flags] [TARGET]
+
+Verbs:
+`)
+	for _, v := range verbs_ {
+		fmt.Fprintf(w, "  %-10s %s\n", v.name, v.short)
+	}
+	fmt.Fprintf(w, `
+TARGET is what the kernel's ib_srp takes in add_target, or a URL:
+  id_ext=505400fffe123456,ioc_guid=505400fffe123456,dest=10.0.0.1:5555
+  srp://10.0.0.1:5555/505400fffe123456
+"srp-initiator help target" lists its keys, "srp-initiator help VERB" the flags of a verb.
+
+A first look at a target:
+  srp-initiator probe srp://10.0.0.1:5555/505400fffe123456
+  srp-initiator ls    srp://10.0.0.1:5555/505400fffe123456
+
+%s
+`, exitText)
+}
+
+func (v *verb) help(w io.Writer) {
+	fs, _ := v.flagSet(&env{})
+	fmt.Fprintf(w, "srp-initiator %s: %s\n\nUsage: srp-initiator %s [flags] %s\n\n%s\n", v.name, v.short, v.name, v.args, strings.TrimSpace(v.long))
+	if v.example != "" {
+		fmt.Fprintf(w, "\nExamples:\n%s\n", strings.TrimRight(v.example, "\n"))
+	}
+	fmt.Fprintf(w, "\nFlags:\n%s\n%s\n", fs.FlagUsagesWrapped(110), exitText)
+}
+
+func targetHelp(w io.Writer) {
+	fmt.Fprint(w, `TARGET names an SRP target port and how to log in to it, in one of two forms:
+
+  id_ext=ID,ioc_guid=GUID,dest=HOST:PORT[,key=value...]         as for the kernel's ib_srp (add_target)
+  srp://HOST:PORT/ID_EXT[:IOC_GUID][?key=value&...]             IOC_GUID is ID_EXT if not given
+
+On an InfiniBand fabric dgid=, pkey= and service_id= take the place of dest=. Quote the URL if it has a "&".
+
+Keys:
+`)
+	for _, k := range srp.LoginKeys() {
+		def := ""
+		if k.Default != "" {
+			def = "; default " + k.Default
+		}
+		fmt.Fprintf(w, "  %-18s %s (%s%s)\n", k.Name, k.Help, k.Values, def)
+	}
+}
+
+// printJSON prints v indented.
+func (e *env) printJSON(v any) error {
+	enc := json.NewEncoder(e.stdout)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}

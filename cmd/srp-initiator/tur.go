@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/pflag"
+
+	"srp-initiator/srp"
+	"srp-initiator/srp/disk"
+	"srp-initiator/srp/scsi"
+)
+
+var turVerb = &verb{
+	name: "tur", args: "TARGET",
+	short: "ask whether a logical unit is ready (TEST UNIT READY)",
+	long: `Sends TEST UNIT READY. Exit code 0: ready; 1: not, with the reason. Unit attentions are retried; --once
+shows the first answer.`,
+	example: "  srp-initiator tur srp://10.0.0.1:5555/505400fffe123456 --lun 1 && echo ready",
+	flags: func(fs *pflag.FlagSet) func(*env) error {
+		var f connectFlags
+		var l lunFlag
+		var once bool
+		l.register(fs)
+		fs.BoolVar(&once, "once", false, "do not retry unit attentions")
+		f.register(fs)
+		return func(e *env) error {
+			if err := l.check(); err != nil {
+				return err
+			}
+			return f.with(e, func(c *connection) error {
+				lun, err := l.lun(e.ctx, c.Session)
+				if err != nil {
+					return err
+				}
+				if once {
+					err = c.Do(e.ctx, &srp.Command{LUN: lun, CDB: scsi.TestUnitReady()})
+				} else {
+					_, err = (&disk.Unit{Session: c.Session, LUN: lun}).Exec(e.ctx, scsi.TestUnitReady(), srp.NoData, nil)
+				}
+				if err != nil {
+					return err
+				}
+				if e.json {
+					return e.printJSON(map[string]any{"lun": lun.String(), "ready": true})
+				}
+				fmt.Fprintf(e.stdout, "LUN %s is ready\n", lun)
+				return nil
+			})
+		}
+	},
+}
