@@ -391,3 +391,16 @@ func (i *Instance) Poll(budget int) (int, error) {
 	}
 	return work, nil
 }
+
+// Wait is Instance.Wait without an instance, for a signal that no completion queue stands behind.
+func (w *Waiter) Wait(deadline time.Time) bool {
+	w.prepare()
+	for {
+		if w.take() {
+			return true
+		}
+		if !w.block(deadline) && !w.take() {
+			return false
+		}
+	}
+}

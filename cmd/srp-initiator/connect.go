@@ -79,7 +79,9 @@ func (f *connectFlags) completionConfig() (c completion.Config, err error) {
 		return c, usagef("--lock-thread goes with --completion=thread")
 	}
 	if c.Mode == completion.Poll && f.budget > 0 {
-		c.Poller = completion.NewPoller(completion.PollerConfig{Budget: f.budget})
+		if c.Poller, err = completion.NewPoller(completion.PollerConfig{Budget: f.budget}); err != nil {
+			return c, err
+		}
 	}
 	return c, nil
 }

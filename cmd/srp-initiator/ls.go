@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/pflag"
 
@@ -26,6 +29,11 @@ that answers with an error is listed with it; the exit code is 1 then.`,
 				if err != nil {
 					return err
 				}
+				slices.SortFunc(luns, func(a, b scsi.LUN) int {
+					m, _ := a.Number()
+					n, _ := b.Number()
+					return cmp.Or(cmp.Compare(m, n), bytes.Compare(a[:], b[:]))
+				})
 				list := []lunInfo{}
 				var firstErr error
 				for _, l := range luns {
@@ -85,6 +93,9 @@ type lunInfo struct {
 
 func describeLUN(ctx context.Context, u *disk.Unit) (i lunInfo, err error) {
 	i = lunInfo{LUN: u.LUN.String(), Bytes: fmt.Sprintf("%x", u.LUN[:])}
+	if n, ok := u.LUN.Number(); ok { // in whatever encoding the target uses: --lun finds it again
+		i.LUN = fmt.Sprint(n)
+	}
 	q, err := u.Inquiry(ctx)
 	if err != nil {
 		return i, err

@@ -57,7 +57,7 @@ var allowed = map[string][]string{
 	"srp":        {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi"},
 	"srp/iu":     {"srp/scsi"},
 	"srp/scsi":   {},
-	"srp/disk":   {"srp", "srp/scsi"},
+	"srp/disk":   {"srp", "srp/scsi", "completion"},
 
 	"target-emu":     {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi", "target-emu/lun"},
 	"target-emu/lun": {"srp/scsi", "golang.org/x/sys/unix"},
