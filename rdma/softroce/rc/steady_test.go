@@ -1,0 +1,275 @@
+package rc
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"srp-initiator/rdma/softroce/packet"
+	"srp-initiator/rdma/softroce/simnet"
+	"srp-initiator/rdma/verbs"
+)
+
+// wireQueue is an Output that holds packets for the peer, without a network in between.
+type wireQueue struct {
+	slab  []byte
+	pkts  [][2]int
+	pkt   packet.Packet
+	sends int
+	recvs int
+	fail  int
+}
+
+func (w *wireQueue) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
+	at := len(w.slab)
+	w.slab = append(w.slab, hdr...)
+	for _, p := range payload {
+		w.slab = append(w.slab, p...)
+	}
+	w.slab = append(w.slab, 0, 0, 0, 0, 0, 0, 0)[:len(w.slab)+int(pad)+packet.ICRCLen]
+	w.pkts = append(w.pkts, [2]int{at, len(w.slab)})
+	return true
+}
+
+func (w *wireQueue) Complete(wc *verbs.WorkCompletion, recv, _ bool) {
+	if wc.Status != verbs.WCSuccess {
+		w.fail++
+	}
+	if recv {
+		w.recvs++
+	} else {
+		w.sends++
+	}
+}
+
+func (w *wireQueue) Event(verbs.AsyncEventType) { w.fail++ }
+
+func (w *wireQueue) deliver(now Time, to *QP) int {
+	n := len(w.pkts)
+	for _, p := range w.pkts {
+		if w.pkt.Parse(w.slab[p[0]:p[1]]) == nil {
+			to.Receive(now, &w.pkt)
+		}
+	}
+	w.pkts, w.slab = w.pkts[:0], w.slab[:0]
+	to.EndBatch(now)
+	return n
+}
+
+// couple is two queue pairs back to back.
+type couple struct {
+	a, b     *QP
+	ao, bo   wireQueue
+	ma, mb   *testMemory
+	bufA     *testRegion
+	bufB     *testRegion
+	send     []verbs.SendWorkRequest
+	recv     []verbs.RecvWorkRequest
+	now      Time
+	answer   []verbs.SendWorkRequest
+	requests int
+}
+
+func newCouple(tb testing.TB, tune Tuning) *couple {
+	c := &couple{ma: newTestMemory(1), mb: newTestMemory(2)}
+	c.bufA, c.bufB = c.ma.register(make([]byte, 2<<20), allAccess), c.mb.register(make([]byte, 2<<20), allAccess)
+	cp := verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256, MaxSendSGE: 2, MaxRecvSGE: 2}
+	c.a = New(Config{QPN: 1, Cap: cp, Tuning: tune}, c.ma, &c.ao)
+	c.b = New(Config{QPN: 2, Cap: cp, Tuning: tune}, c.mb, &c.bo)
+	for _, q := range []*QP{c.a, c.b} {
+		at := baseAttr()
+		at.PathMTU, at.DestQPN = verbs.MTU4096, 3-q.QPN()
+		for _, st := range []struct {
+			s verbs.QPState
+			m verbs.QPAttrMask
+		}{{verbs.QPInitState, verbs.QPMaskToInit}, {verbs.QPReadyToReceive, verbs.QPMaskToRTR}, {verbs.QPReadyToSend, verbs.QPMaskToRTS}} {
+			at.State = st.s
+			if err := q.Modify(0, &at, st.m); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
+	c.recv = []verbs.RecvWorkRequest{{SGList: []verbs.SGE{c.bufA.sge(1<<20, 256)}}}
+	return c
+}
+
+func (c *couple) settle() {
+	for c.ao.deliver(c.now, c.b)+c.bo.deliver(c.now, c.a) > 0 {
+	}
+}
+
+func mustPost(tb testing.TB, q *QP, now Time, wrs []verbs.SendWorkRequest) {
+	if n, err := q.PostSend(now, wrs); n != len(wrs) {
+		tb.Fatal(n, err)
+	}
+}
+
+// srpRead is the traffic of one SRP READ of 4 KiB: a request, the data, a response.
+func (c *couple) srpRead(tb testing.TB) func() {
+	req := []verbs.SendWorkRequest{{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{c.bufA.sge(0, 68)}}}
+	rsp := []verbs.SendWorkRequest{
+		{Opcode: verbs.OpRDMAWrite, SGList: []verbs.SGE{c.bufB.sge(4096, 4096)}, RemoteAddr: c.bufA.addr + 8192, RKey: c.bufA.key},
+		{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{c.bufB.sge(0, 36)}},
+	}
+	ra := []verbs.RecvWorkRequest{{SGList: []verbs.SGE{c.bufA.sge(1<<20, 256)}}}
+	rb := []verbs.RecvWorkRequest{{SGList: []verbs.SGE{c.bufB.sge(1<<20, 256)}}}
+	return func() {
+		c.now += 1000
+		if n, err := c.a.PostRecv(ra); n != 1 {
+			tb.Fatal(err)
+		}
+		if n, err := c.b.PostRecv(rb); n != 1 {
+			tb.Fatal(err)
+		}
+		mustPost(tb, c.a, c.now, req)
+		c.ao.deliver(c.now, c.b)
+		mustPost(tb, c.b, c.now, rsp)
+		c.settle()
+	}
+}
+
+func (c *couple) rdmaRead(tb testing.TB, n int) func() {
+	wr := []verbs.SendWorkRequest{{Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled, SGList: []verbs.SGE{c.bufA.sge(0, n)}, RemoteAddr: c.bufB.addr, RKey: c.bufB.key}}
+	return func() {
+		c.now += 1000
+		mustPost(tb, c.a, c.now, wr)
+		c.settle()
+	}
+}
+
+func (c *couple) rdmaWrite(tb testing.TB, n int) func() {
+	wr := []verbs.SendWorkRequest{{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{c.bufA.sge(0, n)}, RemoteAddr: c.bufB.addr, RKey: c.bufB.key}}
+	return func() {
+		c.now += 1000
+		mustPost(tb, c.a, c.now, wr)
+		c.settle()
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	for name, tune := range map[string]Tuning{"plain": {}, "delayed ACKs": {AckDelay: time.Millisecond}} {
+		c := newCouple(t, tune)
+		for op, f := range map[string]func(){"SRP READ": c.srpRead(t), "READ 64 KiB": c.rdmaRead(t, 64<<10), "WRITE 64 KiB": c.rdmaWrite(t, 64<<10)} {
+			f()
+			if n := testing.AllocsPerRun(200, f); n != 0 {
+				t.Errorf("%s, %s: %v allocations", name, op, n)
+			}
+		}
+		if c.ao.fail+c.bo.fail > 0 || c.ao.sends == 0 || c.ao.recvs == 0 {
+			t.Errorf("%s: %+v", name, c.ao)
+		}
+	}
+}
+
+func BenchmarkTransport(b *testing.B) {
+	for _, bm := range []struct {
+		name string
+		f    func(c *couple, tb testing.TB) func()
+		n    int64
+	}{
+		{"SRPRead4K", (*couple).srpRead, 4096},
+		{"Read4K", func(c *couple, tb testing.TB) func() { return c.rdmaRead(tb, 4096) }, 4096},
+		{"Read1M", func(c *couple, tb testing.TB) func() { return c.rdmaRead(tb, 1<<20) }, 1 << 20},
+		{"Write1M", func(c *couple, tb testing.TB) func() { return c.rdmaWrite(tb, 1<<20) }, 1 << 20},
+		{"Write0", func(c *couple, tb testing.TB) func() { return c.rdmaWrite(tb, 0) }, 0},
+	} {
+		b.Run(bm.name, func(b *testing.B) {
+			c := newCouple(b, Tuning{})
+			f := bm.f(c, b)
+			b.SetBytes(bm.n)
+			b.ReportAllocs()
+			for range b.N {
+				f()
+			}
+			if c.ao.fail+c.bo.fail > 0 {
+				b.Fatal("failed completions")
+			}
+		})
+	}
+}
+
+// On a link that loses nothing, nothing is sent twice: neither side's timers, windows or refusals by the Output cause a retransmission. The link
+// holds exactly one window of the largest packets; more in flight would overflow it.
+func TestQuietLink(t *testing.T) {
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 5))
+		net := simnet.New(seed)
+		window := 2 + r.IntN(MaxWindow-1)
+		const wireMax = 1024 + packet.HeaderMax + packet.TrailerMax
+		net.SetDefault(simnet.Faults{Delay: 20 * time.Microsecond, Jitter: 5 * time.Microsecond, Bandwidth: 1e9, Queue: 2 * window * wireMax})
+		var ends [2]*endpoint
+		for i := range ends {
+			self, peer := addrA, addrB
+			if i == 1 {
+				self, peer = peer, self
+			}
+			tune := Tuning{Window: window}
+			if r.IntN(2) == 0 {
+				tune.AckDelay = 50 * time.Microsecond
+			}
+			e := newEndpoint(net, r, self, peer, Config{QPN: uint32(i + 1), Cap: verbs.QPCap{MaxSendWR: 64, MaxRecvWR: 200, MaxSendSGE: 1, MaxRecvSGE: 1}, Tuning: tune}, newTestMemory(7))
+			e.batchDelay = 3 * time.Microsecond
+			e.refuse = 0.02
+			ends[i] = e
+		}
+		at := baseAttr()
+		at.Timeout = 14 // 67 ms
+		if err := connect(ends[0], ends[1], verbs.MTU1024, 0xffff80, 7, at); err != nil {
+			t.Fatal(err)
+		}
+		left := 0
+		for i, e := range ends {
+			data := e.mem.register(bytes.Repeat([]byte{byte(i)}, 1<<20), allAccess)
+			peer := ends[1-i]
+			target := peer.mem.register(make([]byte, 1<<20), allAccess)
+			for range 100 {
+				e.qp.PostRecv([]verbs.RecvWorkRequest{{SGList: []verbs.SGE{data.sge(0, 0)}}})
+			}
+			ops := 60
+			left += ops
+			post := func() {
+				for ops > 0 {
+					n := r.IntN(200 << 10)
+					wr := verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{data.sge(0, n)}, RemoteAddr: target.addr, RKey: target.key}
+					switch r.IntN(3) {
+					case 0:
+						wr.Opcode = verbs.OpRDMARead
+					case 1:
+						wr.Opcode, wr.SGList = verbs.OpSend, nil
+					}
+					if k, _ := e.qp.PostSend(e.now(), []verbs.SendWorkRequest{wr}); k == 0 {
+						break
+					}
+					ops--
+				}
+			}
+			e.handle = func() {
+				for _, c := range e.done {
+					if c.wc.Status != verbs.WCSuccess {
+						t.Fatalf("%+v", c)
+					}
+					if !c.recv {
+						left--
+					}
+				}
+				e.done = e.done[:0]
+				net.After(0, func() { post(); e.after() })
+			}
+			net.After(0, func() { post(); e.after() })
+		}
+		if !net.Run(30*time.Second, func() bool { return left == 0 }) {
+			t.Fatalf("seed %d: %d requests not done: %+v %+v", seed, left, ends[0].qp.Stats(), ends[1].qp.Stats())
+		}
+		net.Run(net.Now()+time.Second, nil)
+		for i, e := range ends {
+			st := e.qp.Stats()
+			if st.Retransmits+st.Timeouts+st.ImpliedNaks+st.TxNakSequence+st.Duplicates+st.OutOfOrder+st.Dropped != 0 {
+				t.Errorf("seed %d, side %d: %+v", seed, i, st)
+			}
+			if ns := net.Stats(e.port.Addr().Addr(), e.peer.Addr()); ns.Overflowed != 0 {
+				t.Errorf("seed %d, side %d: %d packets did not fit a link that holds a window", seed, i, ns.Overflowed)
+			}
+		}
+	}
+}
