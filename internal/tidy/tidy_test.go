@@ -60,7 +60,7 @@ var allowed = map[string][]string{
 	"srp/disk":   {"srp", "srp/scsi", "completion"},
 
 	"target-emu":     {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi", "target-emu/lun"},
-	"target-emu/lun": {"srp/scsi", "golang.org/x/sys/unix"},
+	"target-emu/lun": {"rdma/hostmem", "srp/scsi", "golang.org/x/sys/unix"},
 	"bench":          {"rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix"},
 
 	"internal/require":           {},
