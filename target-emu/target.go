@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net"
 	"net/netip"
 	"slices"
@@ -43,24 +44,22 @@ type Target struct {
 	tmWake  chan struct{}
 
 	mu       sync.Mutex
-	nexuses  map[nexusKey]*nexus // guarded by mu
-	sessions int                 // guarded by mu; logins under way count
-	gone     time.Time           // guarded by mu: vanished until then
-	parked   []cm.Conn           // guarded by mu: connections of vanished channels, to be closed later
+	nexuses  map[iu.PortID]*nexus // guarded by mu; by initiator port
+	sessions int                  // guarded by mu; logins under way count
+	gone     time.Time            // guarded by mu: vanished until then
+	parked   []cm.Conn            // guarded by mu: connections of vanished channels, to be closed later
 
 	logins, rejected, ended atomic.Uint64
 	pending                 atomic.Int32 // logins under way
 }
 
-type nexusKey struct{ initiator, target iu.PortID }
-
 // nexus is an I_T nexus: all channels between one initiator port and this target port.
 type nexus struct {
-	initiator, target iu.PortID
-	multi             atomic.Bool // has, or had, more than one channel
-	chans             []*channel  // guarded by Target.mu
-	refs              int         // guarded by Target.mu: channels and logins under way
-	next              int         // guarded by Target.mu: number of the next channel
+	initiator iu.PortID
+	multi     atomic.Bool // has, or had, more than one channel
+	chans     []*channel  // guarded by Target.mu
+	refs      int         // guarded by Target.mu: channels and logins under way
+	next      int         // guarded by Target.mu: number of the next channel
 }
 
 // New makes a target port on ctx and starts listening; Serve takes the logins.
@@ -70,7 +69,7 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (t *Target, err error
 	}
 	t = &Target{
 		ctx: ctx, conn: conn, cfg: cfg, quit: make(chan struct{}), tmWake: make(chan struct{}, 1),
-		nexuses: map[nexusKey]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{},
+		nexuses: map[iu.PortID]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{},
 	}
 	if t.acl, err = ParseACL(cfg.ACL); err != nil {
 		return nil, err
@@ -78,7 +77,13 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (t *Target, err error
 	if t.attr, err = ctx.QueryDevice(); err != nil {
 		return nil, fmt.Errorf("targetemu: %w", err)
 	}
-	guid := cmp.Or(t.attr.NodeGUID, 0x0002_c9ff_fe00_0001)
+	guid := t.attr.NodeGUID
+	if g, err := ctx.QueryGID(1, 0); err == nil && (guid == 0 || ctx.Provider() == "softroce") {
+		// softroce's node GUID differs each time: make one from the address, so that initiators find the target again.
+		h := fnv.New64a()
+		h.Write(g.GID[:])
+		guid = h.Sum64()&^(1<<56) | 1<<57 // locally administered, not a group
+	}
 	t.idExt, t.iocGUID = cmp.Or(cfg.IDExt, guid), cmp.Or(cfg.IOCGUID, guid)
 	t.port = iu.MakePortID(t.idExt, t.iocGUID)
 	t.portRev10 = iu.MakePortID(t.iocGUID, t.idExt)
@@ -322,23 +327,25 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq) (*ch
 func (t *Target) join(req *iu.LoginReq) (n *nexus, number int, old []*channel, rej *rejection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	key := nexusKey{req.InitiatorPort, req.TargetPort}
-	n = t.nexuses[key]
+	n = t.nexuses[req.InitiatorPort]
 	single := req.Flags&iu.MultiChannelMask == iu.SingleChannel
-	have := 0
+	have, replaced := 0, 0
 	if n != nil {
 		have = len(n.chans)
+	}
+	if single {
+		replaced = have
 	}
 	switch {
 	case !single && have >= t.cfg.MaxChannels:
 		return nil, 0, nil, &rejection{reason: iu.RejectChannelLimit, why: fmt.Sprintf("the initiator port has %d channels, which is the limit", have)}
-	case t.sessions >= t.cfg.MaxSessions:
+	case t.sessions-replaced >= t.cfg.MaxSessions:
 		return nil, 0, nil, &rejection{reason: iu.RejectInsufficientResources, why: fmt.Sprintf("the target has %d channels, which is the limit", t.sessions)}
 	}
 	t.sessions++
 	if n == nil {
-		n = &nexus{initiator: req.InitiatorPort, target: req.TargetPort}
-		t.nexuses[key] = n
+		n = &nexus{initiator: req.InitiatorPort}
+		t.nexuses[n.initiator] = n
 	}
 	if !single {
 		n.multi.Store(true)
@@ -362,9 +369,8 @@ func (t *Target) leave(n *nexus, ch *channel) {
 	if i := slices.Index(n.chans, ch); i >= 0 {
 		n.chans = slices.Delete(n.chans, i, i+1)
 	}
-	key := nexusKey{n.initiator, n.target}
-	if n.refs == 0 && t.nexuses[key] == n {
-		delete(t.nexuses, key)
+	if n.refs == 0 && t.nexuses[n.initiator] == n {
+		delete(t.nexuses, n.initiator)
 	}
 }
 

@@ -235,6 +235,22 @@ func (p *peer) connect(r *rig, data []byte) (rej []byte) {
 	return nil
 }
 
+// wait waits until the target has n requests under way, on all channels together.
+func (r *rig) wait(n int64) {
+	r.t.Helper()
+	var sum int64
+	for limit := time.Now().Add(10 * time.Second); time.Now().Before(limit); time.Sleep(time.Millisecond) {
+		sum = 0
+		for _, c := range r.target.Stats().Channels {
+			sum += c.Outstanding
+		}
+		if sum == n {
+			return
+		}
+	}
+	r.t.Fatalf("%d requests under way, want %d", sum, n)
+}
+
 func (r *rig) login(f *rdma.Fabric, port byte, multi bool) *peer {
 	r.t.Helper()
 	p := newPeer(r.t, f)
@@ -255,11 +271,7 @@ func (p *peer) post(i int) {
 // send sends b and waits for the SEND's completion.
 func (p *peer) send(b []byte) {
 	p.t.Helper()
-	copy(p.mem.Slice(peerTx, 16384), b)
-	w := []verbs.SendWorkRequest{{WRID: 1 << 32, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{{Addr: p.mr.Addr() + peerTx, Length: uint32(len(b)), LKey: p.mr.LKey()}}}}
-	if _, err := p.qp.PostSend(w); err != nil {
-		p.t.Fatal(err)
-	}
+	p.sendOnly(b)
 	for limit := time.Now().Add(10 * time.Second); ; {
 		done, err := p.poll()
 		if err != nil {
@@ -272,6 +284,16 @@ func (p *peer) send(b []byte) {
 			p.t.Fatal("the SEND does not complete")
 		}
 		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+// sendOnly sends b, which may well end the channel before the SEND completes.
+func (p *peer) sendOnly(b []byte) {
+	p.t.Helper()
+	copy(p.mem.Slice(peerTx, 16384), b)
+	w := []verbs.SendWorkRequest{{WRID: 1 << 32, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{{Addr: p.mr.Addr() + peerTx, Length: uint32(len(b)), LKey: p.mr.LKey()}}}}
+	if _, err := p.qp.PostSend(w); err != nil {
+		p.t.Fatal(err)
 	}
 }
 
@@ -662,7 +684,7 @@ func TestResidualsAndRefusals(t *testing.T) {
 	// What has no tag, or a type that no initiator sends, ends the channel: T_LOGOUT, then the disconnect.
 	for _, b := range [][]byte{{0x02, 0, 0}, append([]byte{0x77}, make([]byte, 47)...), append([]byte{0xc1}, make([]byte, 47)...)} {
 		q := r.login(p.f, 3, false)
-		q.send(b)
+		q.sendOnly(b)
 		if g, err := q.next(2 * time.Second); err == nil && (len(g) != 16 || g[0] != 0x80 || be.Uint32(g[4:]) != 2) {
 			t.Errorf("% x answered with % x", b, g)
 		}
@@ -671,7 +693,7 @@ func TestResidualsAndRefusals(t *testing.T) {
 	p.send(cmdBytes(51, 0, 0))
 	p.good(p.recv(), 51)
 	q := r.login(p.f, 4, false)
-	q.send(append([]byte{0x03}, make([]byte, 15)...)) // I_LOGOUT
+	q.sendOnly(append([]byte{0x03}, make([]byte, 15)...)) // I_LOGOUT
 	q.gone(5 * time.Second)
 }
 
@@ -705,10 +727,12 @@ func TestTaskManagement(t *testing.T) {
 	a.tmfDone(a.recv(), 0x80000002, 0, 1)
 	// From the other channel of the nexus.
 	a.send(cmdBytes(2, 1, 0))
+	r.wait(1)
 	a2.send(tmfBytes(0x80000003, 1, 1, 2))
 	a2.tmfDone(a2.recv(), 0x80000003, 0, 1)
 	// Another nexus cannot abort it.
 	a.send(cmdBytes(3, 1, 0))
+	r.wait(1)
 	b.send(tmfBytes(0x80000004, 1, 1, 3))
 	b.tmfDone(b.recv(), 0x80000004, 0, 1)
 	a.send(cmdBytes(4, 1, 0x00, 0x12, 0, 0, 0, 0, 0)) // INQUIRY of no bytes releases
@@ -722,6 +746,7 @@ func TestTaskManagement(t *testing.T) {
 	a.send(cmdBytes(5, 1, 0))
 	a2.send(cmdBytes(6, 1, 0))
 	b.send(cmdBytes(7, 1, 0))
+	r.wait(3)
 	a.send(tmfBytes(0x80000005, 1, 2, 0))
 	a.tmfDone(a.recv(), 0x80000005, 0, 2)
 	// CLEAR TASK SET from a: b's command ends with TASK ABORTED, and b hears of it.
@@ -737,6 +762,7 @@ func TestTaskManagement(t *testing.T) {
 	// LUN RESET: everybody's commands end, everybody gets the unit attention.
 	a2.send(cmdBytes(9, 1, 0))
 	b.send(cmdBytes(10, 1, 0))
+	r.wait(2)
 	a.send(tmfBytes(0x80000007, 1, 8, 0))
 	a.tmfDone(a.recv(), 0x80000007, 0, 1)
 	if g := b.recv(); be.Uint64(g[8:]) != 10 || g[19] != 0x40 {
