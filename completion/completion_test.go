@@ -1,16 +1,28 @@
 package completion
 
 import (
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"srp-initiator/rdma/verbs"
 )
 
-// stall is how long a test waits before it calls a completion lost. Nothing in the
-// package waits that long on purpose: the idle guard is a tenth of it and its firing would show in the latency checks.
-const stall = 5 * time.Second
+// stall is how long a test waits before it calls a completion lost. Nothing in the package waits
+// that long: the idle guard, the only timer, is set to an hour in these tests.
+const stall = 10 * time.Second
+
+func rounds(n int) int {
+	if testing.Short() {
+		return n / 10
+	}
+	return n
+}
 
 // everyMode runs f in every mode, with small, odd and large weights and budgets.
 func everyMode(t *testing.T, f func(t *testing.T, cfg Config)) {
@@ -19,11 +31,7 @@ func everyMode(t *testing.T, f func(t *testing.T, cfg Config)) {
 			t.Run(fmt.Sprintf("%v/weight=%d,budget=%d", m, wb.weight, wb.budget), func(t *testing.T) {
 				cfg := Config{Mode: m, Weight: wb.weight, Budget: wb.budget}
 				if m == Poll {
-					p, err := NewPoller(PollerConfig{Budget: wb.budget})
-					if err != nil {
-						t.Fatal(err)
-					}
-					cfg.Poller = p
+					cfg.Poller = newPoller(t, PollerConfig{Budget: wb.budget})
 				}
 				f(t, cfg)
 			})
@@ -31,12 +39,55 @@ func everyMode(t *testing.T, f func(t *testing.T, cfg Config)) {
 	}
 }
 
-// TestQueueDepthOne sends one request after the other. The device answers from another goroutine.
-func TestQueueDepthOne(t *testing.T) {
-	n := 20000
-	if testing.Short() {
-		n = 2000
+func newPoller(t testing.TB, cfg PollerConfig) *Poller {
+	t.Helper()
+	p, err := NewPoller(cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return p
+}
+
+// device answers requests in batches of at most burst, from a goroutine of its own, and only when it
+// is told to go on after each batch if held.
+type device struct {
+	q        *nullCQ
+	requests chan uint64
+	done     chan struct{}
+}
+
+func startDevice(q *nullCQ, burst int) *device {
+	d := &device{q, make(chan uint64, 4096), make(chan struct{})}
+	go func() {
+		defer close(d.done)
+		batch := make([]verbs.WorkCompletion, 0, burst)
+		for id := range d.requests {
+			batch = append(batch[:0], verbs.WorkCompletion{WRID: id})
+		more:
+			for len(batch) < burst {
+				select {
+				case id, ok := <-d.requests:
+					if !ok {
+						break more
+					}
+					batch = append(batch, verbs.WorkCompletion{WRID: id})
+				default:
+					break more
+				}
+			}
+			q.complete(batch...)
+		}
+	}()
+	return d
+}
+
+func (d *device) stop() {
+	close(d.requests)
+	<-d.done
+}
+
+// TestQueueDepthOne sends one request after the other; the answer comes from another goroutine.
+func TestQueueDepthOne(t *testing.T) {
 	everyMode(t, func(t *testing.T, cfg Config) {
 		var w Waiter
 		var got uint64
@@ -46,15 +97,10 @@ func TestQueueDepthOne(t *testing.T) {
 			}
 			w.Signal()
 		})
-		requests := make(chan uint64, 1)
-		defer close(requests)
-		go func() {
-			for id := range requests {
-				q.complete(verbs.WorkCompletion{WRID: id})
-			}
-		}()
-		for id := uint64(1); id <= uint64(n); id++ {
-			requests <- id
+		d := startDevice(q, 1)
+		defer d.stop()
+		for id := uint64(1); id <= uint64(rounds(20000)); id++ {
+			d.requests <- id
 			if !i.Wait(&w, time.Now().Add(stall)) {
 				t.Fatalf("request %d: no completion in %v; state %b, stats %+v", id, stall, i.state.word.Load(), i.Stats())
 			}
@@ -63,4 +109,551 @@ func TestQueueDepthOne(t *testing.T) {
 			}
 		}
 	})
+}
+
+// jobs is a load: every job has a waiter and one request at a time; unattended requests go beside them.
+type jobs struct {
+	t         *testing.T
+	waiters   []Waiter
+	seen      []atomic.Uint64 // requests of job k that have completed
+	delivered atomic.Uint64
+	callbacks atomic.Uint64
+	i         *Instance
+}
+
+func newJobs(t *testing.T, n int) *jobs {
+	return &jobs{t: t, waiters: make([]Waiter, n), seen: make([]atomic.Uint64, n)}
+}
+
+func (j *jobs) handle(wcs []verbs.WorkCompletion) {
+	j.delivered.Add(uint64(len(wcs)))
+	for _, wc := range wcs {
+		if k := int(wc.WRID); k < len(j.waiters) {
+			j.seen[k].Add(1)
+			j.waiters[k].Signal()
+		} else {
+			j.callbacks.Add(1)
+			j.i.Unattended(-1)
+		}
+	}
+}
+
+// run makes every job send n requests through d.
+func (j *jobs) run(d *device, n int, callbacks int) {
+	var wg sync.WaitGroup
+	for k := range j.waiters {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for r := 1; r <= n; r++ {
+				d.requests <- uint64(k)
+				if !j.i.Wait(&j.waiters[k], time.Now().Add(stall)) {
+					j.t.Errorf("job %d: request %d not completed in %v; mode %v state %b armed %v parked %d stats %+v",
+						k, r, stall, j.i.Mode(), j.i.state.word.Load(), j.i.armed.Load(), j.i.parked.Load(), j.i.Stats())
+					return
+				}
+				if got := j.seen[k].Load(); got != uint64(r) {
+					j.t.Errorf("job %d: %d completions after request %d", k, got, r)
+					return
+				}
+			}
+		}()
+	}
+	for sent := range callbacks {
+		for end := time.Now().Add(stall); sent-int(j.callbacks.Load()) > 1000 && time.Now().Before(end); {
+			runtime.Gosched()
+		}
+		j.i.Unattended(1)
+		d.requests <- uint64(len(j.waiters))
+		if j.callbacks.Load()%7 == 0 {
+			runtime.Gosched()
+		}
+	}
+	wg.Wait()
+	for end := time.Now().Add(stall); j.callbacks.Load() < uint64(callbacks); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			j.t.Errorf("%d of %d callbacks; mode %v state %b armed %v unattended %d stats %+v", j.callbacks.Load(), callbacks,
+				j.i.Mode(), j.i.state.word.Load(), j.i.armed.Load(), j.i.unattended.Load(), j.i.Stats())
+			return
+		}
+	}
+	if want := uint64(n*len(j.waiters) + callbacks); j.delivered.Load() != want {
+		j.t.Errorf("%d completions delivered, want %d", j.delivered.Load(), want)
+	}
+}
+
+// TestJobs has several goroutines wait on one instance, with unattended requests beside them.
+func TestJobs(t *testing.T) {
+	everyMode(t, func(t *testing.T, cfg Config) {
+		j := newJobs(t, 9)
+		i, q := open(t, 8192, cfg, j.handle)
+		j.i = i
+		d := startDevice(q, 5)
+		defer d.stop()
+		j.run(d, rounds(1500), rounds(1500))
+	})
+}
+
+// TestBurstThenSilence holds answers back, releases them together and sends nothing after
+// them: whoever relied on later traffic, or on a timer, would wait for ever.
+func TestBurstThenSilence(t *testing.T) {
+	everyMode(t, func(t *testing.T, cfg Config) {
+		j := newJobs(t, 37)
+		i, q := open(t, 256, cfg, j.handle)
+		j.i = i
+		for round := range rounds(200) {
+			var wg sync.WaitGroup
+			var waiting atomic.Int32
+			for k := range j.waiters {
+				wg.Add(1)
+				go func() {
+					defer wg.Done()
+					waiting.Add(1)
+					if !i.Wait(&j.waiters[k], time.Now().Add(stall)) {
+						t.Errorf("round %d job %d: not completed in %v; stats %+v", round, k, stall, i.Stats())
+					}
+				}()
+			}
+			// Every fourth round releases while they are still arriving, every other after some have given up polling.
+			switch round % 4 {
+			case 0:
+			case 1:
+				time.Sleep(2 * DefaultAdaptiveSpin)
+			case 2:
+				time.Sleep(2 * DefaultDirectSpin)
+			case 3:
+				for int(waiting.Load()) < len(j.waiters) {
+					runtime.Gosched()
+				}
+			}
+			var burst []verbs.WorkCompletion
+			for k := range j.waiters {
+				burst = append(burst, verbs.WorkCompletion{WRID: uint64(k)})
+			}
+			q.complete(burst...)
+			wg.Wait()
+			if t.Failed() {
+				return
+			}
+		}
+	})
+}
+
+// TestSwitchUnderLoad changes everything that can be changed while requests run.
+func TestSwitchUnderLoad(t *testing.T) {
+	pollers := []*Poller{newPoller(t, PollerConfig{Budget: 7}), newPoller(t, PollerConfig{})}
+	j := newJobs(t, 5)
+	i, q := open(t, 8192, Config{Weight: 3, Poller: pollers[0]}, j.handle)
+	j.i = i
+	d := startDevice(q, 4)
+	defer d.stop()
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		rng := rand.New(rand.NewPCG(1, 2))
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			switch k := rng.IntN(10); {
+			case k < 6:
+				if err := i.SetMode(Modes()[rng.IntN(len(Modes()))]); err != nil {
+					t.Error(err)
+					return
+				}
+			case k < 8:
+				i.Disable()
+				before := j.delivered.Load()
+				time.Sleep(time.Duration(rng.IntN(50)) * time.Microsecond)
+				if after := j.delivered.Load(); after != before {
+					t.Errorf("%d completions delivered while disabled", after-before)
+				}
+				i.Enable()
+			case k < 9:
+				pollers[0].SetPolling(n%2 == 0)
+				pollers[1].SetPolling(n%2 == 1)
+			default:
+				i.Stats()
+				_, err := i.Poll(2)
+				if err != nil && !errors.Is(err, ErrOwned) {
+					t.Error(err)
+				}
+			}
+			if n == 300 {
+				if err := pollers[0].Close(pollers[1]); err != nil {
+					t.Error(err)
+				}
+			}
+			time.Sleep(time.Duration(rng.IntN(200)) * time.Microsecond)
+		}
+	}()
+	j.run(d, rounds(30000), rounds(30000))
+	close(stop)
+	<-stopped
+}
+
+// TestPollersGoAway moves instances from poller to poller, and at last to their notifications, under load.
+func TestPollersGoAway(t *testing.T) {
+	for range rounds(50) {
+		j := newJobs(t, 3)
+		old := newPoller(t, PollerConfig{})
+		i, q := open(t, 8192, Config{Mode: Poll, Poller: old}, j.handle)
+		j.i = i
+		d := startDevice(q, 3)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for range 5 {
+				next := newPoller(t, PollerConfig{})
+				if err := old.Close(next); err != nil {
+					t.Error(err)
+				}
+				old = next
+				time.Sleep(50 * time.Microsecond)
+			}
+			if err := old.Close(nil); err != nil {
+				t.Error(err)
+			}
+			if m := i.Mode(); m != Interrupt {
+				t.Errorf("mode %v after the last poller closed", m)
+			}
+		}()
+		j.run(d, 300, 300)
+		<-done
+		d.stop()
+	}
+}
+
+// TestErrorEndsTheBatch gives the handler failed completions as the last of their call, and all that follow.
+func TestErrorEndsTheBatch(t *testing.T) {
+	for _, m := range Modes() {
+		t.Run(m.String(), func(t *testing.T) {
+			const n = 100
+			var got []uint64
+			done := make(chan struct{})
+			i, q := open(t, 128, Config{Mode: m}, func(wcs []verbs.WorkCompletion) {
+				for k, wc := range wcs {
+					if wc.Status != verbs.WCSuccess && k != len(wcs)-1 {
+						t.Errorf("a failed completion is number %d of %d", k, len(wcs))
+					}
+					got = append(got, wc.WRID)
+				}
+				if len(got) == n {
+					close(done)
+				}
+			})
+			i.Unattended(n)
+			var burst []verbs.WorkCompletion
+			for id := range uint64(n) {
+				wc := verbs.WorkCompletion{WRID: id}
+				if id%7 == 3 || id > 80 {
+					wc.Status = verbs.WCFlushError
+				}
+				burst = append(burst, wc)
+			}
+			q.complete(burst...)
+			select {
+			case <-done:
+			case <-time.After(stall):
+				t.Fatalf("not all completions were delivered; stats %+v", i.Stats())
+			}
+			for k, id := range got {
+				if id != uint64(k) {
+					t.Fatalf("completion %d is number %d", id, k)
+				}
+			}
+		})
+	}
+}
+
+// TestDisableWins disables an instance whose queue is never empty.
+func TestDisableWins(t *testing.T) {
+	everyMode(t, func(t *testing.T, cfg Config) {
+		var delivered atomic.Uint64
+		i, q := open(t, 64, cfg, func(wcs []verbs.WorkCompletion) { delivered.Add(uint64(len(wcs))) })
+		i.Unattended(1)
+		q.mu.Lock()
+		q.endless = true
+		q.mu.Unlock()
+		q.complete(verbs.WorkCompletion{})
+		for range rounds(200) {
+			i.Disable()
+			before := delivered.Load()
+			runtime.Gosched()
+			if after := delivered.Load(); after != before {
+				t.Fatalf("%d completions delivered while disabled", after-before)
+			}
+			i.Enable()
+			for end := time.Now().Add(stall); delivered.Load() == before; runtime.Gosched() {
+				if time.Now().After(end) {
+					t.Fatalf("nothing delivered after Enable; stats %+v", i.Stats())
+				}
+			}
+		}
+		if cfg.Mode == Poll && i.Stats().BudgetExhausted == 0 && i.Stats().TimeExhausted == 0 {
+			t.Errorf("no turn was ended by its budget or slice: %+v", i.Stats())
+		}
+	})
+}
+
+// TestSharedPollerIsFair overloads two instances of one poller.
+func TestSharedPollerIsFair(t *testing.T) {
+	p := newPoller(t, PollerConfig{})
+	var n [2]atomic.Uint64
+	var both [2]*Instance
+	for k := range n {
+		i, q := open(t, 64, Config{Mode: Poll, Poller: p, Weight: []int{32, 31}[k]}, func(wcs []verbs.WorkCompletion) { n[k].Add(uint64(len(wcs))) })
+		i.Disable() // both start together
+		q.mu.Lock()
+		q.endless = true
+		q.mu.Unlock()
+		both[k] = i
+	}
+	both[0].Enable()
+	both[1].Enable()
+	time.Sleep(100 * time.Millisecond)
+	both[0].Disable()
+	both[1].Disable()
+	a, b := float64(n[0].Load()), float64(n[1].Load())
+	if share := min(a, b) / (a + b); !(share >= 0.3) {
+		t.Errorf("%v and %v completions: the smaller share is %.2f", a, b, share)
+	}
+}
+
+// TestDirectIsQuiet: who polls for itself raises no notifications.
+func TestDirectIsQuiet(t *testing.T) {
+	for _, m := range []Mode{Direct, Adaptive} {
+		var w Waiter
+		i, q := open(t, 64, Config{Mode: m, Spin: time.Minute}, func([]verbs.WorkCompletion) { w.Signal() })
+		d := startDevice(q, 1)
+		for range 1000 {
+			d.requests <- 1
+			if !i.Wait(&w, time.Now().Add(stall)) {
+				t.Fatal("no completion")
+			}
+		}
+		d.stop()
+		if s := i.Stats(); s.Notifications > 20 { // what Start asked for, until the first waiter found the queue free
+			t.Errorf("%v: %d notifications for 1000 requests: %+v", m, s.Notifications, s)
+		}
+	}
+}
+
+// TestAdaptiveEntersAndLeaves feeds many completions per wake-up, then one at a time.
+func TestAdaptiveEntersAndLeaves(t *testing.T) {
+	var delivered atomic.Uint64
+	i, q := open(t, 4096, Config{Mode: Adaptive}, func(wcs []verbs.WorkCompletion) { delivered.Add(uint64(len(wcs))) })
+	i.Unattended(1)
+	burst := make([]verbs.WorkCompletion, 20)
+	for range 100 {
+		before := delivered.Load()
+		q.complete(burst...)
+		for end := time.Now().Add(stall); delivered.Load() < before+20; runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatal("burst not delivered")
+			}
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+	if s := i.Stats(); s.PollEntered == 0 {
+		t.Errorf("never polled although wake-ups found 20 completions: %+v", s)
+	}
+	for range 200 {
+		before := delivered.Load()
+		q.complete(burst[:1]...)
+		for end := time.Now().Add(stall); delivered.Load() == before; runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatal("completion not delivered")
+			}
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+	before := i.Stats()
+	for range 50 {
+		q.complete(burst[:1]...)
+		time.Sleep(200 * time.Microsecond)
+	}
+	if s := i.Stats().Sub(before); s.PollEntered > 2 || s.Notifications < 25 {
+		t.Errorf("still polls although wake-ups find one completion: %+v", s)
+	}
+}
+
+// TestDeviceGone: a dead channel is reported, what is in the queue is delivered, and Close returns.
+func TestDeviceGone(t *testing.T) {
+	for _, m := range Modes() {
+		t.Run(m.String(), func(t *testing.T) {
+			failed, delivered := make(chan error, 2), make(chan int, 10)
+			i, q := open(t, 64, Config{Mode: m, Failed: func(err error) { failed <- err }},
+				func(wcs []verbs.WorkCompletion) { delivered <- len(wcs) })
+			i.Disable()
+			q.complete(make([]verbs.WorkCompletion, 5)...)
+			q.channel.fail(verbs.ErrDeviceGone)
+			q.mu.Lock()
+			q.refused = verbs.ErrDeviceGone
+			q.mu.Unlock()
+			i.Enable()
+			select {
+			case err := <-failed:
+				if !errors.Is(err, verbs.ErrDeviceGone) || !errors.Is(i.Err(), verbs.ErrDeviceGone) {
+					t.Errorf("failed with %v", err)
+				}
+			case <-time.After(stall):
+				t.Fatal("the failure was not reported")
+			}
+			select {
+			case n := <-delivered:
+				if n != 5 {
+					t.Errorf("%d completions delivered, want 5", n)
+				}
+			case <-time.After(stall):
+				t.Fatal("completions lost with the device")
+			}
+		})
+	}
+}
+
+// TestWaitDeadline returns false at the deadline and true when the signal came first.
+func TestWaitDeadline(t *testing.T) {
+	for _, m := range Modes() {
+		for _, hybrid := range []bool{false, true} {
+			var w Waiter
+			i, q := open(t, 64, Config{Mode: m, Hybrid: hybrid}, func([]verbs.WorkCompletion) { w.Signal() })
+			began := time.Now()
+			if i.Wait(&w, began.Add(5*time.Millisecond)) {
+				t.Errorf("%v: signaled by nobody", m)
+			}
+			if took := time.Since(began); took < 5*time.Millisecond {
+				t.Errorf("%v: gave up after %v", m, took)
+			}
+			w.Signal()
+			w.Signal()
+			if !i.Wait(&w, time.Now().Add(-time.Second)) {
+				t.Errorf("%v: a pending signal is not taken", m)
+			}
+			for range 20 { // latencies long enough for a hybrid sleep
+				go func() {
+					time.Sleep(time.Millisecond)
+					q.complete(verbs.WorkCompletion{})
+				}()
+				if !i.Wait(&w, time.Now().Add(stall)) {
+					t.Errorf("%v: not signaled", m)
+				}
+			}
+		}
+	}
+}
+
+// TestPollOwned: a second goroutine is refused while the queue has an owner.
+func TestPollOwned(t *testing.T) {
+	i, q := open(t, 64, Config{}, func([]verbs.WorkCompletion) {})
+	i.Disable()
+	q.complete(verbs.WorkCompletion{})
+	if n, err := i.Poll(1); n != 0 || !errors.Is(err, ErrOwned) {
+		t.Errorf("Poll of a disabled instance: %d, %v", n, err)
+	}
+	i.Enable()
+	for end := time.Now().Add(stall); i.Stats().Completions == 0; runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatal("not delivered after Enable")
+		}
+	}
+}
+
+// TestLockedThreads runs the reaping thread and a poller on OS threads of their own.
+func TestLockedThreads(t *testing.T) {
+	if err := lockThreadElsewhere([]int{0}, 5); err != nil {
+		t.Fatal(err)
+	}
+	for _, cfg := range []Config{
+		{Mode: Thread, LockThread: true, CPUs: []int{0}, Nice: 1},
+		{Mode: Poll, Poller: newPoller(t, PollerConfig{LockThread: true, CPUs: []int{0}, Nice: 1})},
+	} {
+		var w Waiter
+		i, q := open(t, 64, cfg, func([]verbs.WorkCompletion) { w.Signal() })
+		for range 100 {
+			q.complete(verbs.WorkCompletion{})
+			if !i.Wait(&w, time.Now().Add(stall)) {
+				t.Fatal("no completion")
+			}
+		}
+	}
+	if i, err := New(nullDevice{}, 1, Config{Mode: Thread, LockThread: true, CPUs: []int{1023}}, func([]verbs.WorkCompletion) {}); err != nil {
+		t.Error(err)
+	} else {
+		if err := i.Start(); err == nil {
+			t.Error("a thread on CPU 1023 was accepted")
+		}
+		i.Close()
+	}
+	if _, err := New(nullDevice{}, 1, Config{Nice: 5}, func([]verbs.WorkCompletion) {}); err == nil {
+		t.Error("a nice value without a thread was accepted")
+	}
+}
+
+func lockThreadElsewhere(cpus []int, nice int) error {
+	c := make(chan error)
+	go func() { c <- lockThread(cpus, nice) }()
+	return <-c
+}
+
+// TestNoAllocation: the path from the device's completion to the waiter's return allocates nothing.
+func TestNoAllocation(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	for _, m := range Modes() {
+		var w Waiter
+		i, q := open(t, 64, Config{Mode: m, Poller: newPoller(t, PollerConfig{})}, func([]verbs.WorkCompletion) {
+			w.Signal()
+		})
+		cycle := func() {
+			i.Unattended(1)
+			q.complete(verbs.WorkCompletion{})
+			if !i.Wait(&w, time.Now().Add(stall)) {
+				t.Fatal("no completion")
+			}
+			i.Unattended(-1)
+		}
+		cycle() // the waiter's channel and timer
+		if n := testing.AllocsPerRun(2000, cycle); n != 0 {
+			t.Errorf("%v: %v allocations per completion", m, n)
+		}
+	}
+}
+
+// TestGoroutines: what an instance starts ends with it.
+func TestGoroutines(t *testing.T) {
+	before := runtime.NumGoroutine()
+	for range rounds(200) {
+		for _, m := range Modes() {
+			i, err := New(nullDevice{}, 16, Config{Mode: m}, func([]verbs.WorkCompletion) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := i.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if err := i.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for end := time.Now().Add(stall); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+		}
+	}
+}
+
+func TestParseMode(t *testing.T) {
+	for _, m := range Modes() {
+		if got, err := ParseMode(m.String()); err != nil || got != m {
+			t.Errorf("ParseMode(%q) = %v, %v", m.String(), got, err)
+		}
+	}
+	if _, err := ParseMode("napi"); err == nil {
+		t.Error("ParseMode accepts napi")
+	}
 }

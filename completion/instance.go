@@ -91,16 +91,17 @@ type Instance struct {
 	followers followers
 
 	// Below: cold.
-	cfg      Config
-	channel  verbs.CompletionChannel
-	poller   atomic.Pointer[Poller]
-	token    chan struct{} // mode Thread: ownership for the reaping goroutine
-	reaperOK chan struct{} // closed when the reaping goroutine has ended
-	disabled chan struct{} // ownership for the disabler
-	kick     chan struct{} // wakes the notification goroutine once its channel is dead
-	stopping atomic.Bool
-	notifier chan struct{} // closed when the notification goroutine has ended
-	guard    *time.Timer
+	cfg        Config
+	channel    verbs.CompletionChannel
+	poller     atomic.Pointer[Poller]
+	token      chan struct{} // mode Thread: ownership for the reaping goroutine
+	reaperOK   chan struct{} // closed when the reaping goroutine has ended
+	disabled   chan struct{} // ownership for the disabler
+	kick       chan struct{} // wakes the notification goroutine once its channel is dead
+	stopping   atomic.Bool
+	notifier   chan struct{} // closed when the notification goroutine has ended
+	guard      *time.Timer
+	guardAfter time.Duration // idleGuard; a test makes it too long to be of help
 
 	mu      sync.Mutex // guards what follows; held while a disabler waits
 	depth   int        // nested disables; New counts as one until Start
@@ -136,12 +137,13 @@ func New(ctx verbs.Context, capacity int, cfg Config, h Handler) (*Instance, err
 func newInstance(cq verbs.CompletionQueue, ch verbs.CompletionChannel, cfg Config, h Handler) *Instance {
 	i := &Instance{
 		cq: cq, channel: ch, cfg: cfg, handler: h,
-		weight:   cfg.Weight,
-		wcs:      make([]verbs.WorkCompletion, min(cfg.Weight, maxBatch)),
-		disabled: make(chan struct{}, 1),
-		kick:     make(chan struct{}, 1),
-		notifier: make(chan struct{}),
-		depth:    1,
+		weight:     cfg.Weight,
+		wcs:        make([]verbs.WorkCompletion, min(cfg.Weight, maxBatch)),
+		disabled:   make(chan struct{}, 1),
+		kick:       make(chan struct{}, 1),
+		notifier:   make(chan struct{}),
+		depth:      1,
+		guardAfter: idleGuard,
 	}
 	i.guard = time.AfterFunc(time.Hour, i.guardExpired)
 	i.guard.Stop()
@@ -299,7 +301,7 @@ func (i *Instance) stopExecutor(m Mode) {
 }
 
 // dispatchTo sends an owned instance to its mode's executor. What its sender does next: serve it in place, if
-// that may be done here, nudge the poller, or nothing.
+// that may be done here, push it into the poller's mailbox, or nothing.
 func (i *Instance) dispatchTo(t *turn) {
 	t.phase = gone
 	switch i.Mode() {
@@ -308,8 +310,7 @@ func (i *Instance) dispatchTo(t *turn) {
 		return
 	case Poll:
 		if p := i.poller.Load(); p.polling() {
-			t.phase, t.poller = nudging, p // before the push: then the instance is the poller's
-			p.push(i)
+			t.phase, t.poller = pushing, p
 			return
 		}
 	}

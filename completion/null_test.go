@@ -113,13 +113,14 @@ type nullCQ struct {
 	channel *nullChannel
 	cookie  any
 
-	mu        sync.Mutex
-	user      sync.Mutex // held by whoever is in Poll or Arm
-	ring      []verbs.WorkCompletion
-	head      int // next to be polled
-	tail      int // next to be filled
-	armed     bool
-	destroyed bool
+	mu      sync.Mutex
+	user    sync.Mutex // held by whoever is in Poll or Arm
+	ring    []verbs.WorkCompletion
+	head    int // next to be polled
+	tail    int // next to be filled
+	armed   bool
+	endless bool  // every poll finds as much as is asked for
+	refused error // what Arm says
 }
 
 func (q *nullCQ) enter() {
@@ -133,6 +134,10 @@ func (q *nullCQ) Poll(wcs []verbs.WorkCompletion) int {
 	defer q.user.Unlock()
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.endless {
+		clear(wcs)
+		return len(wcs)
+	}
 	n := 0
 	for n < len(wcs) && q.head != q.tail {
 		wcs[n] = q.ring[q.head&(len(q.ring)-1)]
@@ -147,6 +152,9 @@ func (q *nullCQ) Arm(bool) (bool, error) {
 	defer q.user.Unlock()
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.refused != nil {
+		return false, q.refused
+	}
 	q.armed = true
 	return q.head != q.tail, nil
 }
@@ -174,7 +182,6 @@ func (q *nullCQ) complete(wcs ...verbs.WorkCompletion) {
 func (q *nullCQ) Capacity() int { return len(q.ring) }
 func (q *nullCQ) Cookie() any   { return q.cookie }
 func (q *nullCQ) Destroy() error {
-	q.destroyed = true
 	return nil
 }
 
@@ -185,6 +192,7 @@ func open(t testing.TB, capacity int, cfg Config, h Handler) (*Instance, *nullCQ
 	if err != nil {
 		t.Fatal(err)
 	}
+	i.guardAfter = time.Hour // whatever needs the idle guard stalls
 	if err := i.Start(); err != nil {
 		t.Fatal(err)
 	}

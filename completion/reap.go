@@ -27,13 +27,15 @@ const (
 	spent                  // weight used up, or nothing found and lingering: serve a disabler, else go to the tail
 	arming                 // ask for a notification
 	releasing              // give ownership back
-	leaving                // a waiting goroutine gives up the polling role
+	leaving                // a waiting goroutine gives up the polling role: to a disabler,
+	passing                // to a follower, to a notification, or to nobody
 
 	noting      // a notification was taken: the queue is not armed any more
 	asking      // somebody who does not poll depends on the instance: is it a mode where others poll?
 	askingArmed // and is no notification due?
 	scheduling  // the test-and-set
-	dispatching // an owned instance goes to its mode's executor
+	dispatching // an owned instance goes to its mode's executor,
+	pushing     // into the poller's mailbox
 	nudging     // wake the poller whose mailbox was filled
 
 	// Verdicts: the executor decides what happens next.
@@ -46,7 +48,7 @@ const (
 type turn struct {
 	phase  phase
 	here   bool    // the caller may serve the instance in place: it is the notification goroutine
-	poller *Poller // to be nudged
+	poller *Poller // that gets the instance
 	work   int     // completions reaped in this turn
 	weight int     // at most so many
 }
@@ -83,6 +85,9 @@ func (i *Instance) step(t *turn) {
 		}
 	case dispatching:
 		i.dispatchTo(t)
+	case pushing:
+		t.phase = nudging // before the push: then the instance is the poller's
+		t.poller.push(i)
 	case nudging:
 		t.poller.nudge()
 		t.phase = gone
@@ -142,7 +147,15 @@ func (i *Instance) step(t *turn) {
 			t.phase = gone
 		}
 	case leaving:
+		t.phase = passing
+		if i.state.yieldToDisabler() {
+			i.disabled <- struct{}{}
+			t.phase = gone
+		}
+	case passing:
 		switch {
+		case !i.Mode().polledByWaiters():
+			t.phase = arming // the mode changed before this waiter took the role; nobody will ask for a notification
 		case i.passRole():
 			t.phase = gone
 		case i.parked.Load() > 0 || i.unattended.Load() > 0:

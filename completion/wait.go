@@ -302,7 +302,7 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 	}
 }
 
-// leave gives up the polling role: to a follower, to a notification, or, when nobody depends on the queue, just so.
+// leave gives up the polling role.
 func (i *Instance) leave() {
 	for range 8 {
 		t := turn{phase: leaving, weight: i.weight}
@@ -315,7 +315,10 @@ func (i *Instance) leave() {
 			return
 		}
 	}
-	i.dispatch() // there is always more: not this goroutine's business any longer
+	// There is always more: not this goroutine's business any longer.
+	if i.run(&turn{phase: spent}) == tail {
+		i.dispatch()
+	}
 }
 
 // follow waits while somebody else owns the instance.
@@ -352,7 +355,7 @@ const idleGuard = 100 * time.Millisecond
 func (i *Instance) guardIdle() {
 	if i.guarded.CompareAndSwap(false, true) {
 		i.guardSaw.Store(i.count.leads.Load())
-		i.guard.Reset(idleGuard)
+		i.guard.Reset(i.guardAfter)
 	}
 }
 
@@ -360,7 +363,7 @@ func (i *Instance) guardIdle() {
 // request depends on it: this is for what the peer sends on its own, requests and the flush of a connection it ended.
 func (i *Instance) guardExpired() {
 	if leads := i.count.leads.Load(); i.guardSaw.Swap(leads) != leads {
-		i.guard.Reset(idleGuard) // in use
+		i.guard.Reset(i.guardAfter) // in use
 		return
 	}
 	i.guarded.Store(false)
