@@ -12,7 +12,7 @@ import (
 
 // capture writes pcapng (draft-ietf-opsawg-pcapng): a section, one interface of link type RAW (IP packets without a link layer), and an
 // enhanced packet block for each packet. The IP and UDP headers are made up to be what is on the wire as far as the
-// ICRC sees it: total length, identification, DF, addresses, ports. The UDP checksum is 0, "none".
+// ICRC sees it: total length, identification, DF, addresses, ports. The UDP checksum, which the ICRC does not see, is made right.
 type capture struct {
 	w   io.Writer
 	err error
@@ -72,6 +72,7 @@ func (c *capture) write(at time.Time, src, dst netip.AddrPort, id uint16, pkt []
 	b = binary.LittleEndian.AppendUint32(b, 0)
 	b = binary.LittleEndian.AppendUint32(b, uint32(ns>>32))
 	b = binary.LittleEndian.AppendUint32(b, uint32(ns))
+	var pseudo uint64 // the checksum's pseudo header
 	udpLen := len(pkt) + 8
 	s, d := src.Addr(), dst.Addr()
 	total := udpLen + 20
@@ -89,7 +90,8 @@ func (c *capture) write(at time.Time, src, dst netip.AddrPort, id uint16, pkt []
 		s4, d4 := s.As4(), d.As4()
 		b = append(b, s4[:]...)
 		b = append(b, d4[:]...)
-		binary.BigEndian.PutUint16(b[h+10:], headerChecksum(b[h:]))
+		binary.BigEndian.PutUint16(b[h+10:], ^fold(sum(0, b[h:])))
+		pseudo = sum(0, b[h+12:])
 	} else {
 		b = append(b, 0x60, 0, 0, 0)
 		b = binary.BigEndian.AppendUint16(b, uint16(udpLen))
@@ -97,25 +99,38 @@ func (c *capture) write(at time.Time, src, dst netip.AddrPort, id uint16, pkt []
 		s16, d16 := s.As16(), d.As16()
 		b = append(b, s16[:]...)
 		b = append(b, d16[:]...)
+		pseudo = sum(0, b[len(b)-32:])
 	}
+	h := len(b)
 	b = binary.BigEndian.AppendUint16(b, src.Port())
 	b = binary.BigEndian.AppendUint16(b, dst.Port())
 	b = binary.BigEndian.AppendUint16(b, uint16(udpLen))
 	b = append(b, 0, 0)
 	b = append(b, pkt...)
+	check := ^fold(sum(pseudo+17+uint64(udpLen), b[h:]))
+	if check == 0 {
+		check = 0xffff
+	}
+	binary.BigEndian.PutUint16(b[h+6:], check)
 	c.finish(b)
 }
 
-// headerChecksum is the IPv4 header checksum of h, whose checksum field is 0.
-func headerChecksum(h []byte) uint16 {
-	var s uint32
-	for i := 0; i < len(h); i += 2 {
-		s += uint32(binary.BigEndian.Uint16(h[i:]))
+// sum adds the 16-bit words of b, the last one padded with zero, as the Internet checksum does; fold ends it.
+func sum(s uint64, b []byte) uint64 {
+	for ; len(b) >= 2; b = b[2:] {
+		s += uint64(binary.BigEndian.Uint16(b))
 	}
+	if len(b) == 1 {
+		s += uint64(b[0]) << 8
+	}
+	return s
+}
+
+func fold(s uint64) uint16 {
 	for s > 0xffff {
 		s = s>>16 + s&0xffff
 	}
-	return ^uint16(s)
+	return uint16(s)
 }
 
 // captureTrain records what was sent.
