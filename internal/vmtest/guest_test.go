@@ -32,6 +32,8 @@ type guestTest struct {
 var guestTests = []guestTest{
 	{scenario: RXE, pkg: "rdma/cm/ucm"},
 	{scenario: RXE, pkg: "rdma", match: "TestKernelDevices"},
+	{scenario: NetNS, pkg: "rdma/softroce", match: "TestKernelPeer"},
+	{scenario: NetNS4096, pkg: "rdma/softroce", match: "TestKernelPeer"},
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
 }
