@@ -1,0 +1,516 @@
+package bench
+
+// The flow of one command here. A job, one goroutine, owns its slots: command, buffer, offset. It fills a slot and submits it;
+// from then on the slot is the session's. Done runs where completions are reaped: it takes the time and pushes the slot onto the job's
+// stack of done slots, without a lock and without allocating. The job takes the whole stack, checks, counts and submits again. When nothing is
+// done it waits in Session.Wait, which in some modes makes it the one who reaps.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"srp-initiator/completion"
+	"srp-initiator/srp"
+	"srp-initiator/srp/disk"
+)
+
+// Result is what one run of a workload measured. Latencies are from submission to completion.
+type Result struct {
+	Pattern    Pattern `json:"rw"`
+	BlockSize  int     `json:"bs"`
+	Depth      int     `json:"iodepth"`
+	Jobs       int     `json:"jobs"`
+	Mode       string  `json:"completion"`
+	RateLimit  float64 `json:"rate_limit,omitempty"` // commands per second asked for
+	Seconds    float64 `json:"seconds"`
+	Commands   int64   `json:"commands"`
+	Bytes      int64   `json:"bytes"`
+	Verified   int64   `json:"verified,omitempty"` // commands whose data were checked
+	IOPS       float64 `json:"iops"`
+	MBPerS     float64 `json:"mb_per_s"` // 10^6 bytes
+	MeanUS     float64 `json:"lat_mean_us"`
+	P50US      float64 `json:"lat_p50_us"`
+	P99US      float64 `json:"lat_p99_us"`
+	P999US     float64 `json:"lat_p999_us"`
+	MaxUS      float64 `json:"lat_max_us"`
+	UserCPU    float64 `json:"cpu_user_s"` // of this process
+	SystemCPU  float64 `json:"cpu_system_s"`
+	CPUPerIOUS float64 `json:"cpu_us_per_io"`
+	// Notifications of completion queues, and how many commands each brought.
+	NotificationsPerS   float64          `json:"notifications_per_s"`
+	NotificationsPerIO  float64          `json:"notifications_per_io"`
+	CommandsPerNotif    float64          `json:"commands_per_notification"` // 0: there was none
+	CompletionsPerWake  float64          `json:"completions_per_wakeup"`
+	Completion          completion.Stats `json:"completion_stats"`
+	Channels            srp.ChannelStats `json:"srp_stats"`
+	AllocationsPerIO    float64          `json:"allocs_per_io"`
+	latency             *hdrhistogram.Histogram
+	LongestStallUS      float64 `json:"longest_stall_us"` // longest time in which no command at all completed, while some were under way
+	longestStall, inAll time.Duration
+}
+
+// Histogram is the distribution of latencies in nanoseconds.
+func (r *Result) Histogram() *hdrhistogram.Histogram { return r.latency }
+
+// Latencies from 100 ns to a minute, to three digits.
+func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(100, int64(time.Minute), 3) }
+
+type slot struct {
+	srp.Command
+	job     *job
+	next    *slot // on the done stack
+	index   int
+	buf     []byte
+	off     int64
+	gen     uint32
+	write   bool
+	check   bool // the read-back of a write
+	started time.Time
+	ended   time.Time
+}
+
+type job struct {
+	r      *runner
+	index  int
+	slots  []slot
+	free   []*slot
+	done   atomic.Pointer[slot]
+	waiter completion.Waiter
+	rng    *rand.Rand
+	hist   *hdrhistogram.Histogram
+	at     int64 // next block of a sequential pattern
+	count  int64 // submitted
+	comp   int64 // completed in the measured part
+	verif  int64
+	stall  time.Duration
+	last   time.Time
+	err    error
+}
+
+type runner struct {
+	w         Workload
+	d         *disk.Disk
+	s         *srp.Session
+	mem       *srp.Memory
+	blocks    int64
+	gens      []uint32 // Verify: generation per block, each owned by one slot
+	begin     time.Time
+	measure   time.Time // after the warm-up
+	end       time.Time // zero: Loops end it
+	left      atomic.Int64
+	stop      atomic.Bool
+	measuring atomic.Bool
+}
+
+// Run runs w on d, whose session is s. A command that fails ends the run with its error, as does ctx.
+func Run(ctx context.Context, s *srp.Session, d *disk.Disk, w Workload) (*Result, error) {
+	most := min(d.MaxTransfer(), s.MaxTransfer())
+	if err := w.check(d.Size(), d.BlockSize(), most); err != nil {
+		return nil, err
+	}
+	r := &runner{w: w, d: d, s: s, blocks: w.Size / int64(w.BlockSize)}
+	if w.Loops > 0 {
+		r.left.Store(w.Loops)
+	}
+	mem, err := s.AllocMemory(w.Jobs * w.Depth * w.BlockSize)
+	if err != nil {
+		return nil, err
+	}
+	defer mem.Free()
+	r.mem = mem
+	for i, b := 0, mem.Bytes(); i+8 <= len(b) && w.Pattern.writes(); i += 8 {
+		b[i] = byte(i >> 3)
+	}
+	jobs := make([]*job, w.Jobs)
+	for i := range jobs {
+		jobs[i] = r.newJob(i)
+	}
+	if w.Verify {
+		r.gens = make([]uint32, r.blocks)
+		if w.Pattern != Write && w.Pattern != RandWrite {
+			if err := r.fill(ctx, jobs); err != nil {
+				return nil, fmt.Errorf("filling for verify: %w", err)
+			}
+		}
+	}
+	return r.run(ctx, jobs)
+}
+
+func (r *runner) newJob(i int) *job {
+	j := &job{r: r, index: i, slots: make([]slot, r.w.Depth), free: make([]*slot, 0, r.w.Depth),
+		rng: rand.New(rand.NewPCG(r.w.Seed, uint64(i))), hist: newHistogram()}
+	bs := r.w.BlockSize
+	for k := range j.slots {
+		c := &j.slots[k]
+		c.job, c.index = j, i*r.w.Depth+k
+		c.buf = r.mem.Bytes()[c.index*bs:][:bs:bs]
+		c.Queue, c.Waiter = i+1, &j.waiter
+		c.Done = slotDone
+		j.free = append(j.free, c)
+	}
+	if r.w.Jobs > 0 && !r.w.Pattern.random() {
+		j.at = r.blocks / int64(r.w.Jobs) * int64(i)
+	}
+	return j
+}
+
+// slotDone runs in the reaper.
+func slotDone(c *srp.Command) {
+	s := slotOf(c)
+	s.ended = time.Now()
+	j := s.job
+	for {
+		head := j.done.Load()
+		s.next = head
+		if j.done.CompareAndSwap(head, s) {
+			return
+		}
+	}
+}
+
+// fill writes generation 1 to every block of the range.
+func (r *runner) fill(ctx context.Context, jobs []*job) error {
+	saved, loops := r.w, r.left.Load()
+	r.w.Pattern, r.w.Rate = Write, 0
+	r.left.Store(r.blocks)
+	r.begin = time.Now()
+	r.measure, r.end = time.Time{}, time.Time{}
+	var at atomic.Int64
+	err := r.each(ctx, jobs, func(j *job) error { return j.fill(ctx, &at) })
+	r.w = saved
+	r.left.Store(loops)
+	return err
+}
+
+func (j *job) fill(ctx context.Context, at *atomic.Int64) error {
+	r := j.r
+	for {
+		for len(j.free) > 0 && !r.stop.Load() {
+			b := at.Add(1) - 1
+			if b >= r.blocks {
+				break
+			}
+			s := j.take()
+			s.off, s.write, s.check, s.gen = r.w.Offset+b*int64(r.w.BlockSize), true, false, 1
+			r.gens[b] = 1
+			fillPattern(s.buf, s.off, 1, r.w.Seed)
+			if err := j.submit(s); err != nil {
+				return err
+			}
+		}
+		if len(j.free) == len(j.slots) {
+			return nil
+		}
+		j.reap(func(s *slot) error { return s.Error() })
+		if j.err != nil && len(j.free) == len(j.slots) {
+			return j.err
+		}
+	}
+}
+
+func (j *job) take() *slot {
+	s := j.free[len(j.free)-1]
+	j.free = j.free[:len(j.free)-1]
+	return s
+}
+
+func (j *job) submit(s *slot) error {
+	if s.write {
+		j.r.d.Write(&s.Command, s.off, s.buf, false)
+	} else {
+		j.r.d.Read(&s.Command, s.off, s.buf)
+	}
+	s.started = time.Now()
+	if err := j.r.s.Submit(&s.Command); err != nil {
+		j.free = append(j.free, s)
+		return err
+	}
+	return nil
+}
+
+// reap waits until at least one slot is done, calls f for each, and frees it unless f submitted it again.
+func (j *job) reap(f func(*slot) error) {
+	head := j.done.Swap(nil)
+	for head == nil {
+		j.r.s.Wait(j.index+1, &j.waiter, time.Time{})
+		head = j.done.Swap(nil)
+	}
+	j.handle(head, f)
+}
+
+func (j *job) handle(head *slot, f func(*slot) error) {
+	for s := head; s != nil; {
+		n := s.next
+		j.free = append(j.free, s)
+		if err := f(s); err != nil && j.err == nil {
+			j.err = err
+			j.r.stop.Store(true)
+		}
+		s = n
+	}
+}
+
+// each runs f in a goroutine per job and returns the first error; ctx's end stops them.
+func (r *runner) each(ctx context.Context, jobs []*job, f func(*job) error) error {
+	stopped := context.AfterFunc(ctx, func() { r.stop.Store(true) })
+	defer stopped()
+	var wg sync.WaitGroup
+	errs := make([]error, len(jobs))
+	for i, j := range jobs {
+		wg.Go(func() { errs[i] = f(j) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return nil
+}
+
+func (r *runner) run(ctx context.Context, jobs []*job) (*Result, error) {
+	var before, after struct {
+		cpu   syscall.Rusage
+		stats srp.Stats
+		at    time.Time
+		mem   runtime.MemStats
+	}
+	runtime.ReadMemStats(&before.mem)
+	snap := func(p *struct {
+		cpu   syscall.Rusage
+		stats srp.Stats
+		at    time.Time
+		mem   runtime.MemStats
+	}) {
+		p.stats = r.s.Stats()
+		syscall.Getrusage(syscall.RUSAGE_SELF, &p.cpu)
+		p.at = time.Now()
+	}
+	r.begin = time.Now()
+	r.measure = r.begin.Add(r.w.Warmup)
+	if r.w.Runtime > 0 {
+		r.end = r.measure.Add(r.w.Runtime)
+	}
+	warm := make(chan struct{})
+	if r.w.Warmup > 0 {
+		go func() {
+			defer close(warm)
+			select {
+			case <-time.After(r.w.Warmup):
+			case <-ctx.Done():
+			}
+			snap(&before)
+			r.measuring.Store(true)
+		}()
+	} else {
+		snap(&before)
+		r.measuring.Store(true)
+		close(warm)
+	}
+	err := r.each(ctx, jobs, func(j *job) error { return j.loop() })
+	<-warm
+	snap(&after)
+	if err != nil {
+		return nil, err
+	}
+	runtime.ReadMemStats(&after.mem)
+	res := &Result{Pattern: r.w.Pattern, BlockSize: r.w.BlockSize, Depth: r.w.Depth, Jobs: r.w.Jobs, Mode: r.s.Mode().String(), RateLimit: r.w.Rate, latency: newHistogram()}
+	for _, j := range jobs {
+		res.Commands += j.comp
+		res.Verified += j.verif
+		res.latency.Merge(j.hist)
+		res.longestStall = max(res.longestStall, j.stall)
+	}
+	took := after.at.Sub(before.at)
+	res.Seconds = took.Seconds()
+	res.Bytes = res.Commands * int64(r.w.BlockSize)
+	res.UserCPU = tv(after.cpu.Utime) - tv(before.cpu.Utime)
+	res.SystemCPU = tv(after.cpu.Stime) - tv(before.cpu.Stime)
+	res.Completion = after.stats.Completion.Sub(before.stats.Completion)
+	res.Channels = after.stats.Total
+	res.LongestStallUS = float64(res.longestStall) / 1e3
+	if n := float64(res.Commands); n > 0 {
+		res.IOPS = n / res.Seconds
+		res.MBPerS = float64(res.Bytes) / res.Seconds / 1e6
+		res.CPUPerIOUS = (res.UserCPU + res.SystemCPU) / n * 1e6
+		res.NotificationsPerIO = float64(res.Completion.Notifications) / n
+		res.AllocationsPerIO = float64(after.mem.Mallocs-before.mem.Mallocs) / n
+		us := func(ns int64) float64 { return float64(ns) / 1e3 }
+		res.MeanUS = res.latency.Mean() / 1e3
+		res.P50US, res.P99US, res.P999US = us(res.latency.ValueAtQuantile(50)), us(res.latency.ValueAtQuantile(99)), us(res.latency.ValueAtQuantile(99.9))
+		res.MaxUS = us(res.latency.Max())
+		res.NotificationsPerS = float64(res.Completion.Notifications) / res.Seconds
+		if res.Completion.Notifications > 0 {
+			res.CommandsPerNotif = n / float64(res.Completion.Notifications)
+		}
+		res.CompletionsPerWake = res.Completion.CompletionsPerWakeup()
+	}
+	return res, nil
+}
+
+func tv(t syscall.Timeval) float64 { return float64(t.Nano()) / 1e9 }
+
+// loop is one job's life in the measured part.
+func (j *job) loop() error {
+	r := j.r
+	var interval time.Duration
+	if r.w.Rate > 0 {
+		interval = time.Duration(float64(time.Second) * float64(r.w.Jobs) / r.w.Rate)
+	}
+	due := r.begin
+	if interval > 0 {
+		due = due.Add(interval * time.Duration(j.index) / time.Duration(r.w.Jobs)) // jobs take turns
+	}
+	j.last = time.Now()
+	for {
+		now := time.Now()
+		over := r.stop.Load() || !r.end.IsZero() && !now.Before(r.end)
+		for !over && len(j.free) > 0 && (interval == 0 || !due.After(now)) {
+			if r.w.Loops > 0 && r.left.Add(-1) < 0 {
+				r.left.Store(0)
+				over = true
+				break
+			}
+			s := j.take()
+			j.choose(s)
+			if err := j.submit(s); err != nil {
+				r.stop.Store(true)
+				j.drain()
+				return err
+			}
+			if interval > 0 {
+				due = due.Add(interval)
+			}
+		}
+		if over {
+			j.drain()
+			return j.err
+		}
+		head := j.done.Swap(nil)
+		if head == nil {
+			// With a rate the next command may be due before the next completion.
+			var until time.Time
+			if interval > 0 && len(j.free) > 0 {
+				until = due
+			}
+			if len(j.free) == len(j.slots) {
+				if until.IsZero() {
+					j.drain()
+					return j.err
+				}
+				j.last = time.Now() // nothing is under way: no stall
+				time.Sleep(time.Until(due))
+				continue
+			}
+			r.s.Wait(j.index+1, &j.waiter, until)
+			if head = j.done.Swap(nil); head == nil {
+				continue
+			}
+		}
+		j.handle(head, j.finished)
+		if j.err != nil {
+			j.drain()
+			return j.err
+		}
+	}
+}
+
+// drain takes what is still under way.
+func (j *job) drain() {
+	for len(j.free) < len(j.slots) {
+		j.reap(j.finished)
+	}
+}
+
+// choose decides what slot s does next.
+func (j *job) choose(s *slot) {
+	r := j.r
+	var b int64
+	switch {
+	case r.w.Verify:
+		// A slot's own blocks are those with its index modulo all slots, so that no two commands meet.
+		n := int64(r.w.Jobs * r.w.Depth)
+		own := (r.blocks-int64(s.index)+n-1)/n - 1 // index of the last one
+		if r.w.Pattern.random() {
+			b = j.rng.Int64N(own + 1)
+		} else {
+			b = j.count / int64(r.w.Depth) % (own + 1)
+		}
+		b = b*n + int64(s.index)
+	case r.w.Pattern.random():
+		b = j.rng.Int64N(r.blocks)
+	default:
+		b = j.at
+		if j.at++; j.at == r.blocks {
+			j.at = 0
+		}
+	}
+	j.count++
+	s.off = r.w.Offset + b*int64(r.w.BlockSize)
+	s.check = false
+	s.write = r.w.Pattern == Write || r.w.Pattern == RandWrite || r.w.Pattern == RandRW && j.rng.IntN(100) >= r.w.ReadPct
+	if r.gens == nil {
+		return
+	}
+	if s.write {
+		r.gens[b]++
+	}
+	s.gen = r.gens[b]
+	if s.write {
+		fillPattern(s.buf, s.off, s.gen, r.w.Seed)
+	}
+}
+
+// finished counts a done slot. With Verify a write is read back at once, by a command that counts too.
+func (j *job) finished(s *slot) error {
+	if err := s.Error(); err != nil {
+		return err
+	}
+	if s.Transferred() != len(s.buf) {
+		return fmt.Errorf("bench: %d of %d bytes moved at offset %d", s.Transferred(), len(s.buf), s.off)
+	}
+	if gap := s.ended.Sub(j.last); gap > j.stall && j.r.measuring.Load() {
+		j.stall = gap
+	}
+	if s.ended.After(j.last) {
+		j.last = s.ended
+	}
+	// A command that began in the warm-up counts for neither.
+	if j.r.measuring.Load() && !s.started.Before(j.r.measure) {
+		j.comp++
+		if err := j.hist.RecordValue(min(max(int64(s.ended.Sub(s.started)), 100), int64(time.Minute))); err != nil {
+			return err
+		}
+	}
+	if j.r.gens == nil {
+		return nil
+	}
+	if s.write {
+		i := slices.Index(j.free, s)
+		j.free = slices.Delete(j.free, i, i+1)
+		s.write, s.check = false, true
+		clear(s.buf)
+		return j.submit(s)
+	}
+	if err := checkPattern(s.buf, s.off, s.gen, j.r.w.Seed); err != nil {
+		return err
+	}
+	j.verif++
+	return nil
+}
+
+// IsCanceled reports that a run ended because its context did.
+func IsCanceled(err error) bool { return errors.Is(err, context.Canceled) }

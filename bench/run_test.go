@@ -1,0 +1,214 @@
+package bench_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"srp-initiator/bench"
+	"srp-initiator/completion"
+	"srp-initiator/internal/require"
+	"srp-initiator/rdma"
+	"srp-initiator/srp"
+	"srp-initiator/srp/disk"
+	"srp-initiator/srp/scsi"
+	targetemu "srp-initiator/target-emu"
+	"srp-initiator/target-emu/lun"
+
+	"os"
+)
+
+// open logs in to target-emu over softroce in this process, or in a test guest to the kernel's target.
+func open(t testing.TB, mode completion.Mode, spec string) (*srp.Session, *disk.Disk) {
+	t.Helper()
+	var text string
+	if os.Getenv("VMTEST_GUEST") != "" {
+		addr, id := require.SRPT(t)
+		text = "srp://" + addr + "/" + id
+	} else {
+		text = startTarget(t, spec)
+	}
+	p, o, err := srp.ParseTarget(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Resolve(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := rdma.Open("auto", rdma.WithPeer(p.Src, p.Addr()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	o.Completion = completion.Config{Mode: mode}
+	s, err := srp.Login(t.Context(), srp.Config{Device: f.Context(), Connector: f.Connector()}, p, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("close session: %v", err)
+		}
+	})
+	l, err := scsi.ParseLUN("0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := disk.Open(t.Context(), s, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, d
+}
+
+func startTarget(t testing.TB, spec string) string {
+	t.Helper()
+	f, err := rdma.Open("softroce")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	g, err := f.Context().QueryGID(1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sp, err := lun.ParseSpec(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := lun.OpenStore(sp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: "bench"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &lun.Map{}
+	if err := m.Add(0, u); err != nil {
+		t.Fatal(err)
+	}
+	target, err := targetemu.New(f.Context(), f.Connector(), targetemu.Config{Listen: netip.AddrPortFrom(g.GID.Addr(), 5555), Units: m, IDExt: 0x1122334455667788})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- target.Serve(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	return fmt.Sprintf("srp://%s:5555/1122334455667788:%s", g.GID.Addr(), guid(t, f))
+}
+
+func guid(t testing.TB, f *rdma.Fabric) string {
+	t.Helper()
+	a, err := f.Context().QueryDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%016x", a.NodeGUID)
+}
+
+var modes = []completion.Mode{completion.Interrupt, completion.Thread, completion.Poll, completion.Direct, completion.Adaptive}
+
+// TestVerifiedPatterns runs every pattern with every byte checked, in every mode.
+func TestVerifiedPatterns(t *testing.T) {
+	for _, mode := range modes {
+		s, d := open(t, mode, "ram:16m")
+		for _, p := range bench.Patterns {
+			for _, depth := range []int{1, 32} {
+				w := bench.Workload{Pattern: p, BlockSize: 4096, Depth: depth, Jobs: 2, Loops: 500, Verify: true, Seed: 7, ReadPct: 50, Size: 4 << 20}
+				r, err := bench.Run(t.Context(), s, d, w)
+				if err != nil {
+					t.Fatalf("%s %s depth %d: %v", mode, p, depth, err)
+				}
+				want := int64(500)
+				if p == bench.Write || p == bench.RandWrite {
+					want = 1000 // each read back
+				}
+				if p == bench.RandRW {
+					want = r.Commands
+				}
+				if r.Commands != want || r.Verified < 500 || r.IOPS <= 0 || r.MaxUS < r.P50US || r.P50US <= 0 {
+					t.Errorf("%s %s depth %d: %+v", mode, p, depth, r)
+				}
+			}
+		}
+		s.Close()
+	}
+}
+
+// TestVerifyNotices writes behind the workload's back.
+func TestVerifyNotices(t *testing.T) {
+	s, d := open(t, completion.Interrupt, "ram:16m")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	go func() {
+		time.Sleep(200 * time.Millisecond)
+		for i := int64(0); i < 256 && ctx.Err() == nil; i++ {
+			d.WriteAt(make([]byte, 512), i*4096+2048)
+		}
+	}()
+	_, err := bench.Run(ctx, s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 4, Jobs: 1, Runtime: 20 * time.Second, Verify: true, Size: 1 << 20})
+	if !errors.Is(err, bench.ErrVerify) {
+		t.Errorf("%v, want a mismatch", err)
+	}
+}
+
+func TestRate(t *testing.T) {
+	s, d := open(t, completion.Adaptive, "ram:16m")
+	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 512, Depth: 4, Jobs: 2, Runtime: time.Second, Rate: 400, Warmup: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.IOPS < 300 || r.IOPS > 440 {
+		t.Errorf("asked for 400 commands per second, got %.0f", r.IOPS)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	s, d := open(t, completion.Interrupt, "ram:16m")
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	began := time.Now()
+	if _, err := bench.Run(ctx, s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 32, Jobs: 4, Runtime: time.Minute}); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("cancelled after %v", took)
+	}
+}
+
+func TestWorkloadErrors(t *testing.T) {
+	s, d := open(t, completion.Interrupt, "ram:16m")
+	good := bench.Workload{Pattern: bench.Read, BlockSize: 4096, Depth: 1, Jobs: 1, Loops: 1}
+	for _, c := range []struct {
+		say    string
+		change func(*bench.Workload)
+	}{
+		{"rw: ", func(w *bench.Workload) { w.Pattern = "trim" }},
+		{"bs: ", func(w *bench.Workload) { w.BlockSize = 1000 }},
+		{"bs: ", func(w *bench.Workload) { w.BlockSize = 1 << 30 }},
+		{"iodepth: ", func(w *bench.Workload) { w.Depth = 0 }},
+		{"jobs: ", func(w *bench.Workload) { w.Jobs = -1 }},
+		{"runtime: ", func(w *bench.Workload) { w.Loops = 0 }},
+		{"rwmixread: ", func(w *bench.Workload) { w.ReadPct = 101 }},
+		{"offset: ", func(w *bench.Workload) { w.Offset = 16 << 20 }},
+		{"size: ", func(w *bench.Workload) { w.Offset, w.Size = 4096, 16<<20 }},
+		{"size: ", func(w *bench.Workload) { w.Verify, w.Depth, w.Size = true, 64, 4096 }},
+	} {
+		w := good
+		c.change(&w)
+		var we *bench.WorkloadError
+		if _, err := bench.Run(t.Context(), s, d, w); !errors.As(err, &we) || !strings.HasPrefix(err.Error(), c.say) {
+			t.Errorf("%s: %v", c.say, err)
+		}
+	}
+	if st := s.Stats(); st.Total.Commands > 20 {
+		t.Errorf("%d commands were sent", st.Total.Commands)
+	}
+}
