@@ -93,7 +93,7 @@ func startTarget(t testing.TB, spec string) string {
 	if err := m.Add(0, u); err != nil {
 		t.Fatal(err)
 	}
-	target, err := targetemu.New(f.Context(), f.Connector(), targetemu.Config{Listen: netip.AddrPortFrom(g.GID.Addr(), 5555), Units: m, IDExt: 0x1122334455667788})
+	target, err := targetemu.New(f.Context(), f.Connector(), targetemu.Config{Listen: netip.AddrPortFrom(g.GID.Addr(), 5555), Units: m, IDExt: 0x1122334455667788, IOCGUID: 0x99aabbccddeeff00})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,16 +101,7 @@ func startTarget(t testing.TB, spec string) string {
 	ended := make(chan error, 1)
 	go func() { ended <- target.Serve(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	return fmt.Sprintf("srp://%s:5555/1122334455667788:%s", g.GID.Addr(), guid(t, f))
-}
-
-func guid(t testing.TB, f *rdma.Fabric) string {
-	t.Helper()
-	a, err := f.Context().QueryDevice()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("%016x", a.NodeGUID)
+	return fmt.Sprintf("srp://%s:5555/1122334455667788:99aabbccddeeff00", g.GID.Addr())
 }
 
 var modes = []completion.Mode{completion.Interrupt, completion.Thread, completion.Poll, completion.Direct, completion.Adaptive}
