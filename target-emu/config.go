@@ -110,3 +110,9 @@ func (c *Config) fill() error {
 	}
 	return nil
 }
+
+// Check reports what is wrong with the configuration, without changing it.
+func (c Config) Check() error { return c.fill() }
+
+// SetFormats sets the descriptor formats offered, as the bits of SRP_LOGIN_RSP: 2 direct, 4 indirect.
+func (c *Config) SetFormats(bits uint16) { c.Formats = iu.BufferFormats(bits) }

@@ -140,10 +140,22 @@ func (t *Target) LoginString(addr netip.AddrPort) string {
 	return fmt.Sprintf("id_ext=%016x,ioc_guid=%016x,dest=%s", t.idExt, t.iocGUID, addr)
 }
 
+// ServeOption changes what Serve does.
+type ServeOption func(*serveOptions)
+
+type serveOptions struct{ onEnd func(Stats) }
+
+// OnEnd calls f with the last counters, before the channels that are still there are disconnected.
+func OnEnd(f func(Stats)) ServeOption { return func(o *serveOptions) { o.onEnd = f } }
+
 // Serve takes logins until ctx is done, then disconnects every channel, waits for their end and releases what the target
 // holds. It returns nil after ctx's end.
-func (t *Target) Serve(ctx context.Context) error {
+func (t *Target) Serve(ctx context.Context, opts ...ServeOption) error {
 	defer t.free()
+	var o serveOptions
+	for _, f := range opts {
+		f(&o)
+	}
 	var manager sync.WaitGroup
 	manager.Go(t.taskManager)
 	if t.faults != nil {
@@ -154,6 +166,9 @@ func (t *Target) Serve(ctx context.Context) error {
 	t.mu.Lock()
 	t.gone = time.Time{}
 	t.mu.Unlock()
+	if o.onEnd != nil {
+		o.onEnd(t.Stats())
+	}
 	for _, ch := range t.channels() {
 		ch.fail(errShutdown)
 	}

@@ -1,0 +1,388 @@
+// Command target-emu is an SRP target in software: it exports RAM disks, null devices and files over RDMA, or over UDP where a machine has no
+// RDMA device, and misbehaves on request.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"srp-initiator/completion"
+	"srp-initiator/rdma"
+	"srp-initiator/rdma/verbs"
+	targetemu "srp-initiator/target-emu"
+	"srp-initiator/target-emu/lun"
+)
+
+const usage = `target-emu: an SRP target in software
+
+Usage: target-emu [flags]
+
+It prints one line, the TARGET string that leads to it, and serves until it gets SIGINT or SIGTERM.
+The string is good for srp-initiator and for the kernel's add_target file.
+
+Examples:
+  target-emu                                   64 MiB RAM disk over UDP, on a loopback address of its own
+  target-emu --lun 0=ram:1g --lun 7=null:4t    two logical units
+  target-emu --lun 0=file:/tmp/disk,size=10g   a file, made when it is missing
+  target-emu --device rxe0                     on a kernel RDMA device
+  target-emu --listen 10.0.0.5                 over UDP port 4791 of 10.0.0.5, for other machines
+  target-emu --faults drop.txt                 play a fault script, such as: cmd op=read every=100 : drop
+
+Devices: %s
+LUNs:    N=ram:SIZE, N=null:SIZE, N=file:PATH, each with options: ,bs=512|4096 ,ro ,serial=TEXT ,product=TEXT,
+         for files also ,size=SIZE. SIZE: bytes, or with k, m, g, t.
+Exit:    0 after SIGINT or SIGTERM, 1 when serving failed, 2 for a wrong argument.
+
+Flags:
+`
+
+// usageError is a wrong argument: exit code 2.
+type usageError struct{ error }
+
+func bad(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+func main() {
+	err := run(os.Args[1:], os.Stdout, os.Stderr)
+	var ue usageError
+	switch {
+	case err == nil:
+	case errors.As(err, &ue):
+		fmt.Fprintf(os.Stderr, "target-emu: %v\n", err)
+		os.Exit(2)
+	default:
+		fmt.Fprintf(os.Stderr, "target-emu: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// options are the command line.
+type options struct {
+	device, listen, idExt, iocGUID, faults, mode, pcap string
+	port                                               uint16
+	luns, acl                                          []string
+	seed                                               uint64
+	limit, maxIU, maxChannels, maxSessions             int
+	formats                                            uint16
+	weight, budget                                     int
+	single, noImm, simple, powerOn, lockThread         bool
+	json, verbose, quiet                               bool
+	stats                                              time.Duration
+}
+
+func flags(o *options) *pflag.FlagSet {
+	f := pflag.NewFlagSet("target-emu", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.StringVar(&o.device, "device", "softroce", "RDMA device")
+	f.StringVar(&o.listen, "listen", "", "address or address:port to listen on (default: the device's own)")
+	f.Uint16Var(&o.port, "port", targetemu.DefaultPort, "RDMA/CM port")
+	f.StringArrayVar(&o.luns, "lun", nil, "logical unit N=SPEC; repeat for more (default 0=ram:64m)")
+	f.BoolVar(&o.simple, "simple-luns", false, "report LUN 256 and up without addressing bits, as Linux LIO does")
+	f.BoolVar(&o.powerOn, "power-on", false, "report the power-on unit attention to each initiator")
+	f.StringVar(&o.idExt, "id-ext", "", "first half of the target port id, hexadecimal (default: made from the device)")
+	f.StringVar(&o.iocGUID, "ioc-guid", "", "second half of the target port id")
+	f.StringArrayVar(&o.acl, "acl", nil, "admit only this initiator: port id, port GUID, IP address or prefix; repeat for more")
+	f.IntVar(&o.limit, "request-limit", targetemu.DefaultRequestLimit, "credits per channel")
+	f.IntVar(&o.maxIU, "max-iu", targetemu.DefaultMaxITIULen, "largest initiator to target IU, bytes")
+	f.IntVar(&o.maxChannels, "max-channels", targetemu.DefaultMaxChannels, "channels per initiator port")
+	f.IntVar(&o.maxSessions, "max-sessions", targetemu.DefaultMaxSessions, "channels in all")
+	f.BoolVar(&o.single, "single-channel", false, "refuse a second channel")
+	f.BoolVar(&o.noImm, "no-immediate", false, "do not offer immediate data")
+	f.Uint16Var(&o.formats, "formats", 6, "descriptor formats: 2 direct, 4 indirect, 6 both")
+	f.StringVar(&o.faults, "faults", "", "fault script `FILE`")
+	f.Uint64Var(&o.seed, "seed", 0, "seed of the fault script, in place of its own")
+	f.StringVar(&o.mode, "completion", "adaptive", "completion mode: interrupt, thread, poll or adaptive")
+	f.IntVar(&o.weight, "poll-weight", 0, "completions per turn (0: the default)")
+	f.IntVar(&o.budget, "poll-budget", 0, "completions per wake-up (0: the default)")
+	f.BoolVar(&o.lockThread, "lock-thread", false, "give the reaping goroutine of mode thread an OS thread of its own")
+	f.StringVar(&o.pcap, "pcap", "", "write what goes over the wire to `FILE` (pcapng; softroce only)")
+	f.DurationVar(&o.stats, "stats", 0, "print statistics to standard error at this interval, and at the end")
+	f.BoolVar(&o.json, "json", false, "print the first line and the statistics at the end as JSON")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "log logins and ends of channels to standard error")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "log nothing, not even refused logins")
+	return f
+}
+
+func run(args []string, out, errOut io.Writer) (err error) {
+	var o options
+	fs := flags(&o)
+	fs.SetOutput(io.Discard)
+	fs.Usage = func() {}
+	switch err := fs.Parse(args); {
+	case errors.Is(err, pflag.ErrHelp):
+		fmt.Fprintf(out, usage, rdma.Names)
+		fmt.Fprint(out, fs.FlagUsages())
+		return nil
+	case err != nil:
+		return bad("%v (see --help)", err)
+	case fs.NArg() > 0:
+		return bad("unexpected argument %q (see --help)", fs.Arg(0))
+	}
+	cfg, err := o.config(fs.Changed("seed"))
+	if err != nil {
+		return err
+	}
+	level := slog.LevelWarn
+	if o.verbose {
+		level = slog.LevelInfo
+	}
+	if !o.quiet {
+		cfg.Log = slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: level}))
+	}
+	var units []*lun.Unit
+	defer func() {
+		for _, u := range units {
+			err = errors.Join(err, u.Close())
+		}
+	}()
+	if units, err = o.units(cfg.Units); err != nil {
+		return err
+	}
+	// From here on a signal means a clean end.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+
+	fabric, closeCapture, err := o.open(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, fabric.Close(), closeCapture()) }()
+	if !cfg.Listen.Addr().IsValid() {
+		addr, err := deviceAddr(fabric.Context())
+		if err != nil {
+			return err
+		}
+		cfg.Listen = netip.AddrPortFrom(addr, cfg.Listen.Port())
+	}
+	t, err := targetemu.New(fabric.Context(), fabric.Connector(), *cfg)
+	if err != nil {
+		return err
+	}
+	at := t.Addr()
+	if at.Addr().IsUnspecified() {
+		if addr, err := deviceAddr(fabric.Context()); err == nil {
+			at = netip.AddrPortFrom(addr, at.Port())
+		}
+	}
+	if o.json {
+		first := struct {
+			Target   string   `json:"target"`
+			Address  string   `json:"address"`
+			PortID   string   `json:"port_id"`
+			Device   string   `json:"device"`
+			Provider string   `json:"provider"`
+			LUNs     []uint32 `json:"luns"`
+		}{t.LoginString(at), at.String(), t.PortID().String(), fabric.Context().Name(), fabric.Context().Provider(), cfg.Units.Numbers()}
+		if err := json.NewEncoder(out).Encode(first); err != nil {
+			return err
+		}
+	} else if _, err := fmt.Fprintln(out, t.LoginString(at)); err != nil {
+		return err
+	}
+	ticks := make(chan struct{})
+	if o.stats > 0 {
+		go func() {
+			defer close(ticks)
+			every := time.NewTicker(o.stats)
+			defer every.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-every.C:
+					writeStats(errOut, t.Stats(), o.json)
+				}
+			}
+		}()
+	} else {
+		close(ticks)
+	}
+	last := targetemu.Stats{}
+	err = t.Serve(ctx, targetemu.OnEnd(func(s targetemu.Stats) { last = s }))
+	stop()
+	<-ticks
+	if o.json {
+		return errors.Join(err, json.NewEncoder(out).Encode(last))
+	}
+	if o.stats > 0 {
+		writeStats(errOut, last, false)
+	}
+	return err
+}
+
+// writeStats prints counters in lines, or as one line of JSON.
+func writeStats(w io.Writer, s targetemu.Stats, asJSON bool) {
+	if asJSON {
+		_ = json.NewEncoder(w).Encode(s)
+		return
+	}
+	fmt.Fprintf(w, "logins %d, rejected %d, ended %d\n", s.Logins, s.Rejected, s.Ended)
+	for _, c := range s.Channels {
+		fmt.Fprintf(w, "  %s channel %d from %s: %d commands (%d reads, %d writes), %d MiB in, %d MiB out, %d check conditions, %d aborted, most at once %d, %.1f requests per doorbell\n",
+			c.Initiator, c.Channel, c.Address, c.Commands, c.Reads, c.Writes, c.BytesIn>>20, c.BytesOut>>20, c.CheckCondition, c.Aborted, c.MaxOutstanding,
+			float64(c.WorkRequests)/float64(max(c.Doorbells, 1)))
+	}
+}
+
+// config checks the command line.
+func (o *options) config(seedSet bool) (*targetemu.Config, error) {
+	c := &targetemu.Config{
+		ACL: o.acl, Units: &lun.Map{Simple: o.simple}, RequestLimit: o.limit, MaxITIULen: o.maxIU, MaxChannels: o.maxChannels, MaxSessions: o.maxSessions,
+		SingleChannel: o.single, NoImmediate: o.noImm, AnyPort: true,
+	}
+	c.SetFormats(o.formats)
+	mode, err := completion.ParseMode(o.mode)
+	if err != nil || mode == completion.Direct {
+		return nil, bad("--completion %s: want interrupt, thread, poll or adaptive", o.mode)
+	}
+	c.Completion = completion.Config{Mode: mode, Weight: o.weight, Budget: o.budget, LockThread: o.lockThread}
+	if o.weight < 0 || o.budget < 0 {
+		return nil, bad("--poll-weight and --poll-budget: want 0 or a positive number")
+	}
+	for _, h := range []struct {
+		flag, val string
+		to        *uint64
+	}{{"id-ext", o.idExt, &c.IDExt}, {"ioc-guid", o.iocGUID, &c.IOCGUID}} {
+		if h.val == "" {
+			continue
+		}
+		if *h.to, err = strconv.ParseUint(strings.TrimPrefix(h.val, "0x"), 16, 64); err != nil || *h.to == 0 {
+			return nil, bad("--%s %s: want up to 16 hexadecimal digits, not all zero", h.flag, h.val)
+		}
+	}
+	if _, err := targetemu.ParseACL(o.acl); err != nil {
+		return nil, usageError{err}
+	}
+	if o.listen != "" {
+		if ap, err := netip.ParseAddrPort(o.listen); err == nil {
+			o.listen, o.port = ap.Addr().String(), ap.Port()
+		}
+		a, err := netip.ParseAddr(strings.Trim(o.listen, "[]"))
+		if err != nil {
+			return nil, bad("--listen %s: want an IP address, with or without a port", o.listen)
+		}
+		c.Listen = netip.AddrPortFrom(a, o.port)
+	} else {
+		c.Listen = netip.AddrPortFrom(netip.Addr{}, o.port)
+	}
+	if o.faults != "" {
+		text, err := os.ReadFile(o.faults)
+		if err != nil {
+			return nil, usageError{err}
+		}
+		if c.Faults, err = targetemu.ParseFaults(string(text)); err != nil {
+			return nil, bad("%s: %w", o.faults, err)
+		}
+		if seedSet {
+			c.Faults.Seed = o.seed
+		}
+	}
+	if err := c.Check(); err != nil {
+		return nil, usageError{err}
+	}
+	return c, nil
+}
+
+// units opens the LUNs.
+func (o *options) units(m *lun.Map) (units []*lun.Unit, err error) {
+	specs := o.luns
+	if len(specs) == 0 {
+		specs = []string{"0=ram:64m"}
+	}
+	for _, s := range specs {
+		num, text, ok := strings.Cut(s, "=")
+		n, err := strconv.ParseUint(num, 10, 32)
+		if !ok || err != nil {
+			return units, bad("--lun %s: want N=ram:SIZE, N=null:SIZE or N=file:PATH with a number N", s)
+		}
+		sp, err := lun.ParseSpec(text)
+		if err != nil {
+			return units, usageError{err}
+		}
+		st, err := lun.OpenStore(sp)
+		if err != nil {
+			return units, fmt.Errorf("--lun %s: %w", s, err)
+		}
+		serial := sp.Serial
+		if serial == "" {
+			serial = fmt.Sprintf("EMU%05d", n)
+		}
+		u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: serial, Product: sp.Product, PowerOn: o.powerOn})
+		if err != nil {
+			return units, errors.Join(err, st.Close())
+		}
+		units = append(units, u)
+		if err := m.Add(uint32(n), u); err != nil {
+			return units, bad("--lun %s: %w", s, err)
+		}
+	}
+	return units, nil
+}
+
+// open opens the device, with a capture when asked for.
+func (o *options) open(c *targetemu.Config) (*rdma.Fabric, func() error, error) {
+	nothing := func() error { return nil }
+	name := o.device
+	if a := c.Listen.Addr(); name == "softroce" && a.IsValid() && !a.IsUnspecified() {
+		name = "softroce:" + a.String()
+	}
+	var opts []rdma.Option
+	closer := nothing
+	if o.pcap != "" {
+		f, err := os.Create(o.pcap)
+		if err != nil {
+			return nil, nothing, usageError{err}
+		}
+		w := bufio.NewWriterSize(f, 1<<20)
+		opts = append(opts, rdma.WithCapture(w))
+		closer = func() error { return errors.Join(w.Flush(), f.Close()) }
+	}
+	f, err := rdma.Open(name, opts...)
+	if err != nil {
+		_ = closer()
+		var ne *rdma.NameError
+		if errors.As(err, &ne) {
+			return nil, nothing, usageError{err}
+		}
+		return nil, nothing, err
+	}
+	return f, closer, nil
+}
+
+// deviceAddr is an address of the device: an IPv4 one of its GID table where there is one.
+func deviceAddr(ctx verbs.Context) (netip.Addr, error) {
+	pa, err := ctx.QueryPort(1)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	var found netip.Addr
+	for i := range pa.GIDTableLen {
+		g, err := ctx.QueryGID(1, i)
+		if err != nil || g.GID.IsZero() || g.Type == verbs.GIDTypeRoCEv1 {
+			continue
+		}
+		switch a := g.GID.Addr(); {
+		case a.Is4():
+			return a, nil
+		case !found.IsValid() || found.IsLinkLocalUnicast():
+			found = a
+		}
+	}
+	if !found.IsValid() || found.IsLinkLocalUnicast() {
+		return netip.Addr{}, bad("%s has no IP address that others can use; say --listen ADDRESS", ctx.Name())
+	}
+	return found, nil
+}
