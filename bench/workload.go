@@ -58,52 +58,69 @@ type WorkloadError struct{ Item, Reason string }
 
 func (e *WorkloadError) Error() string { return e.Item + ": " + e.Reason }
 
-// check completes w for a unit of size bytes in blocks of block bytes, of which one command moves at most most bytes.
-func (w *Workload) check(size int64, block, most int) error {
-	bad := func(item, format string, a ...any) error {
-		return &WorkloadError{item, fmt.Sprintf(format, a...)}
-	}
+func badItem(item, format string, a ...any) error {
+	return &WorkloadError{item, fmt.Sprintf(format, a...)}
+}
+
+// Validate checks what can be checked before the unit is known.
+func (w *Workload) Validate() error {
 	if !slices.Contains(Patterns, w.Pattern) {
 		names := make([]string, len(Patterns))
 		for i, p := range Patterns {
 			names[i] = string(p)
 		}
-		return bad("rw", "%q is none of %s", w.Pattern, strings.Join(names, ", "))
+		return badItem("rw", "%q is none of %s", w.Pattern, strings.Join(names, ", "))
 	}
 	switch {
-	case w.BlockSize <= 0 || w.BlockSize%block != 0:
-		return bad("bs", "%d is not a positive multiple of the unit's block size %d", w.BlockSize, block)
-	case w.BlockSize > most:
-		return bad("bs", "%d is more than one command may move here, %d", w.BlockSize, most)
+	case w.BlockSize <= 0:
+		return badItem("bs", "%d is not a positive number of bytes", w.BlockSize)
 	case w.Depth < 1 || w.Depth > MaxDepth:
-		return bad("iodepth", "%d is not 1 to %d", w.Depth, MaxDepth)
+		return badItem("iodepth", "%d is not 1 to %d", w.Depth, MaxDepth)
 	case w.Jobs < 1 || w.Jobs > MaxJobs:
-		return bad("jobs", "%d is not 1 to %d", w.Jobs, MaxJobs)
+		return badItem("jobs", "%d is not 1 to %d", w.Jobs, MaxJobs)
 	case w.Runtime < 0 || w.Loops < 0 || w.Warmup < 0 || w.Rate < 0:
-		return bad("runtime, loops, warm-up, rate", "must not be negative")
+		return badItem("runtime, loops, ramp-time, rate", "must not be negative")
 	case w.Runtime == 0 && w.Loops == 0:
-		return bad("runtime", "neither runtime nor loops says when to end")
+		return badItem("runtime", "neither runtime nor loops says when to end")
 	case w.ReadPct < 0 || w.ReadPct > 100:
-		return bad("rwmixread", "%d is not 0 to 100", w.ReadPct)
-	case w.Offset < 0 || w.Offset%int64(block) != 0 || w.Offset >= size:
-		return bad("offset", "%d is not a multiple of %d below the unit's size %d", w.Offset, block, size)
+		return badItem("rwmixread", "%d is not 0 to 100", w.ReadPct)
+	case w.Offset < 0:
+		return badItem("offset", "%d is negative", w.Offset)
+	case w.Size < 0:
+		return badItem("size", "%d is negative", w.Size)
+	}
+	return nil
+}
+
+// check completes w for a unit of size bytes in blocks of block bytes, of which one command moves at most most bytes.
+func (w *Workload) check(size int64, block, most int) error {
+	if err := w.Validate(); err != nil {
+		return err
+	}
+	switch {
+	case w.BlockSize%block != 0:
+		return badItem("bs", "%d is not a multiple of the unit's block size %d", w.BlockSize, block)
+	case w.BlockSize > most:
+		return badItem("bs", "%d is more than one command may move here, %d", w.BlockSize, most)
+	case w.Offset%int64(block) != 0 || w.Offset >= size:
+		return badItem("offset", "%d is not a multiple of %d below the unit's size %d", w.Offset, block, size)
 	}
 	if w.Size == 0 {
 		w.Size = size - w.Offset
 	}
-	if w.Size < 0 || w.Size > size-w.Offset {
-		return bad("size", "%d bytes at %d reach past the unit's end at %d", w.Size, w.Offset, size)
+	if w.Size > size-w.Offset {
+		return badItem("size", "%d bytes at %d reach past the unit's end at %d", w.Size, w.Offset, size)
 	}
 	if n := w.Size / int64(w.BlockSize); n < int64(w.Jobs*w.Depth) {
 		if n == 0 {
-			return bad("size", "%d bytes hold no command of %d bytes", w.Size, w.BlockSize)
+			return badItem("size", "%d bytes hold no command of %d bytes", w.Size, w.BlockSize)
 		}
 		if w.Verify {
-			return bad("size", "with verify each of the %d commands under way needs a place of its own: %d bytes hold %d", w.Jobs*w.Depth, w.Size, n)
+			return badItem("size", "with verify each of the %d commands under way needs a place of its own: %d bytes hold %d", w.Jobs*w.Depth, w.Size, n)
 		}
 	}
 	if w.Verify && w.Size/int64(w.BlockSize) > maxVerifyBlocks {
-		return bad("size", "verify remembers at most %d blocks of %d bytes: give a smaller size", maxVerifyBlocks, w.BlockSize)
+		return badItem("size", "verify remembers at most %d blocks of %d bytes: give a smaller size", maxVerifyBlocks, w.BlockSize)
 	}
 	return nil
 }

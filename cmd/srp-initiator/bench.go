@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"srp-initiator/bench"
+	"srp-initiator/completion"
+	"srp-initiator/srp/disk"
+)
+
+var benchVerb = &verb{
+	name: "bench", args: "TARGET",
+	short: "measure a logical unit, and completion modes against each other",
+	long: `Keeps commands under way on a logical unit and measures IOPS, latency, CPU time and notifications. Flags have fio's names.
+Patterns that write overwrite the unit's data in the range of --offset and --size; so does --verify, which fills the range first.
+
+With --compare the same workload runs in each of the given completion modes, one after the other, --rounds times.
+The table then shows medians, the spread, and ratios to the first mode, taken round by round; a ratio whose rounds do not
+all lie on the same side of 1 is not called a difference.
+
+CPU time is this process's: what the target spends is not in it.`,
+	example: `  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randread --bs 4k --iodepth 32 --runtime 5s
+  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randrw --verify --loops 100000 --iodepth 64
+  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --compare thread=n,thread=y,poll --rounds 5 --iodepth 32`,
+	flags: func(fs *pflag.FlagSet) func(*env) error {
+		var f connectFlags
+		var l lunFlag
+		var w bench.Workload
+		var compare string
+		var rounds int
+		bs, offset, size := sizeFlag(4096), sizeFlag(0), sizeFlag(0)
+		rw := fs.String("rw", "randread", "read, write, randread, randwrite or randrw")
+		fs.Var(&bs, "bs", "bytes per command")
+		fs.IntVar(&w.Depth, "iodepth", 1, "commands under way per job")
+		fs.IntVar(&w.Jobs, "jobs", 1, "jobs, each with commands of its own under way")
+		fs.IntVar(&w.ReadPct, "rwmixread", 50, "percent of reads in randrw")
+		fs.DurationVar(&w.Runtime, "runtime", 0, "how long to measure (default 2s without --loops)")
+		fs.Int64Var(&w.Loops, "loops", 0, "end after so many commands")
+		fs.DurationVar(&w.Warmup, "ramp-time", 200*time.Millisecond, "run before measuring begins (none with --loops)")
+		fs.Float64Var(&w.Rate, "rate", 0, "commands per second of all jobs together (0: as many as go)")
+		fs.Var(&offset, "offset", "start of the range used")
+		fs.Var(&size, "size", "size of the range used (0: to the unit's end)")
+		fs.BoolVar(&w.Verify, "verify", false, "check every byte read, and read back what was written")
+		fs.Uint64Var(&w.Seed, "seed", 1, "of offsets and data")
+		fs.StringVar(&compare, "compare", "", "completion modes to compare, separated by commas (thread=y and thread=n are known too)")
+		fs.IntVar(&rounds, "rounds", 3, "rounds of --compare")
+		l.register(fs)
+		f.register(fs)
+		return func(e *env) error {
+			w.Pattern, w.BlockSize, w.Offset, w.Size = bench.Pattern(*rw), int(bs), int64(offset), int64(size)
+			if w.Runtime == 0 && w.Loops == 0 {
+				w.Runtime = 2 * time.Second
+			}
+			if w.Loops > 0 {
+				w.Warmup = 0
+			}
+			if err := l.check(); err != nil {
+				return err
+			}
+			if err := w.Validate(); err != nil {
+				return &usageError{err}
+			}
+			modes, err := parseModes(compare)
+			if err != nil {
+				return err
+			}
+			if rounds < 1 || rounds > 1000 {
+				return usagef("--rounds must be 1 to 1000")
+			}
+			return f.with(e, func(c *connection) error {
+				lun, err := l.lun(e.ctx, c.Session)
+				if err != nil {
+					return err
+				}
+				d, err := disk.Open(e.ctx, c.Session, lun)
+				if err != nil {
+					return err
+				}
+				var we *bench.WorkloadError
+				if len(modes) > 0 {
+					err = e.benchCompare(c, d, w, modes, rounds)
+				} else {
+					err = e.benchOnce(c, d, w)
+				}
+				if errors.As(err, &we) {
+					return &usageError{err}
+				}
+				return err
+			})
+		}
+	},
+}
+
+// parseModes reads a list of completion modes.
+func parseModes(list string) (modes []completion.Mode, err error) {
+	if list == "" {
+		return nil, nil
+	}
+	for _, name := range strings.Split(list, ",") {
+		switch name {
+		case "thread=y":
+			name = completion.Thread.String()
+		case "thread=n":
+			name = completion.Interrupt.String()
+		}
+		m, err := completion.ParseMode(name)
+		if err != nil {
+			return nil, &usageError{fmt.Errorf("--compare: %w", err)}
+		}
+		modes = append(modes, m)
+	}
+	return modes, nil
+}
+
+func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
+	r, err := bench.Run(e.ctx, c.Session, d, w)
+	if err != nil {
+		return err
+	}
+	if e.json {
+		return e.printJSON(r)
+	}
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d completion=%s: %d commands in %.2f s\n", r.Pattern, humanSize(int64(r.BlockSize)), r.Depth, r.Jobs, r.Mode, r.Commands, r.Seconds)
+	fmt.Fprintf(e.stdout, "  IOPS           %.0f, %.1f MB/s\n", r.IOPS, r.MBPerS)
+	fmt.Fprintf(e.stdout, "  latency us     mean %.1f, p50 %.1f, p99 %.1f, p99.9 %.1f, max %.1f\n", r.MeanUS, r.P50US, r.P99US, r.P999US, r.MaxUS)
+	fmt.Fprintf(e.stdout, "  CPU            user %.2f s, system %.2f s, %.2f us per command\n", r.UserCPU, r.SystemCPU, r.CPUPerIOUS)
+	per := "none"
+	if r.CommandsPerNotif > 0 {
+		per = fmt.Sprintf("%.0f/s, %.1f commands per notification", r.NotificationsPerS, r.CommandsPerNotif)
+	}
+	fmt.Fprintf(e.stdout, "  notifications  %s\n", per)
+	if w.Verify {
+		fmt.Fprintf(e.stdout, "  verified       %d commands\n", r.Verified)
+	}
+	return nil
+}
+
+func (e *env) benchCompare(c *connection, d *disk.Disk, w bench.Workload, modes []completion.Mode, rounds int) error {
+	var variants []bench.Variant
+	for _, m := range modes {
+		variants = append(variants, bench.Variant{Name: m.String(), Run: func(ctx context.Context) (*bench.Result, error) {
+			if err := c.Session.SetMode(m); err != nil {
+				return nil, err
+			}
+			return bench.Run(ctx, c.Session, d, w)
+		}})
+	}
+	cs, err := bench.Compare(e.ctx, rounds, variants, nil)
+	if err != nil {
+		return err
+	}
+	if e.json {
+		return e.printJSON(cs)
+	}
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d, %d rounds, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, rounds)
+	return bench.WriteTable(e.stdout, cs)
+}
