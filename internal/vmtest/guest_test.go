@@ -74,7 +74,7 @@ func compile(t *testing.T) []File {
 		}
 		done[g.pkg] = true
 		out := filepath.Join(dir, binary(g.pkg))
-		static("test", "-c", "-o", out, g.pkg)
+		static("test", "-c", "-o", out, "./"+strings.TrimPrefix(g.pkg, "./"))
 		if _, err := os.Stat(out); err != nil {
 			t.Fatalf("%s has no tests", g.pkg)
 		}
