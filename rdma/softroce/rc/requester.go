@@ -57,7 +57,7 @@ type requester struct {
 	retry, retryMax            uint8
 	rnr, rnrMax                uint8
 	implied                    bool       // an implied NAK was acted on, and will not be again before una moves
-	reReq                      packet.PSN // where the latest READ request started
+	reReq                      packet.PSN // where the latest READ request for the rest of a chunk started
 }
 
 func ringSize(n int) int {
@@ -385,7 +385,9 @@ func (q *QP) sendReadRequest(w *sendWQE, n int) bool {
 	}
 	s.sinceAckReq = 0
 	s.reads++
-	s.reReq = s.nxt
+	if s.curPkt%w.chunk != 0 {
+		s.reReq = s.nxt
+	}
 	return true
 }
 

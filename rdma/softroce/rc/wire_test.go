@@ -262,6 +262,25 @@ func TestReadTail(t *testing.T) {
 	}
 }
 
+// The same with another READ request behind it, which must not make the first one's restart forgotten.
+func TestReadRestartWithMoreBehind(t *testing.T) {
+	r := newRig(t, nil, Tuning{ReadChunk: 3})
+	full := make([]byte, 256)
+	r.post(verbs.OpRDMARead, 6*256)
+	r.post(verbs.OpRDMARead, 10)
+	r.take(wire{op: packet.ReadResponseFirst, psn: 40, syn: 0x1f, payload: full})
+	r.expire()
+	r.expect("RDMA READ Request psn 40 len 0", "RDMA READ Request psn 43 len 0", "RDMA READ Request psn 46 len 0",
+		"RDMA READ Request psn 41 len 0", "RDMA READ Request psn 43 len 0", "RDMA READ Request psn 46 len 0")
+	r.take(wire{op: packet.ReadResponseFirst, psn: 41, syn: 0x1f, payload: full})
+	r.take(wire{op: packet.ReadResponseLast, psn: 42, syn: 0x1f, payload: full})
+	r.take(wire{op: packet.ReadResponseFirst, psn: 43, syn: 0x1f, payload: full})
+	r.take(wire{op: packet.ReadResponseMid, psn: 44, payload: full})
+	r.take(wire{op: packet.ReadResponseLast, psn: 45, syn: 0x1f, payload: full})
+	r.take(wire{op: packet.ReadResponseOnly, psn: 46, syn: 0x1f, payload: full[:10]})
+	r.statuses(ok, ok)
+}
+
 func TestBadReadResponses(t *testing.T) {
 	full := make([]byte, 256)
 	for name, w := range map[string]wire{
