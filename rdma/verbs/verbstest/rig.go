@@ -19,7 +19,7 @@ const quiet = 60 * time.Millisecond
 // setup says how a rig is built; the zero value of a field means what its comment says.
 type setup struct {
 	cap         verbs.QPCap // 16 requests, 2 SGEs, no inline data
-	cqCapacity  int         // room for both work queues
+	cqCapacity  int         // room for both work queues; of a separate receive queue, exactly this
 	memory      int         // bytes per side: 256 KiB
 	access      verbs.AccessFlags
 	noAccess    bool // access 0 is meant
@@ -131,7 +131,11 @@ func newEnd(t TB, side Side, s setup) *end {
 	e.sendCQ = e.newCQ(max(s.cqCapacity, 2*(s.cap.MaxSendWR+s.cap.MaxRecvWR)))
 	e.recvCQ = e.sendCQ
 	if s.separateCQs {
-		e.recvCQ = e.newCQ(max(s.cqCapacity, 2*s.cap.MaxRecvWR))
+		n := s.cqCapacity
+		if n == 0 {
+			n = 2 * s.cap.MaxRecvWR
+		}
+		e.recvCQ = e.newCQ(n)
 	}
 	e.qp = e.newQP()
 	return e

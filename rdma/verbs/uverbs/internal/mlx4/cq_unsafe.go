@@ -50,8 +50,10 @@ type CQ struct {
 	cqn     uint32
 	sn      atomic.Uint32 // events received, from 1
 
-	mu sync.Mutex
-	ci uint32
+	mu       sync.Mutex
+	ci       uint32 // consumer index
+	armedAny bool   // armed for any completion with sequence number anySN
+	anySN    uint32
 }
 
 // init points the queue at its memory, which is zero. The kernel or the firmware gives the entries to the
@@ -120,6 +122,7 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 	if len(wcs) == 0 || !c.ready(c.entry(c.ci), c.ci) {
 		return 0
 	}
+	udma.Observed()
 	c.mu.Lock()
 	var (
 		n    int
@@ -240,11 +243,15 @@ func decodeResponder(wc *verbs.WorkCompletion, e unsafe.Pointer, op uint32) {
 // with its own producer index, so an entry that arrives meanwhile raises the event too.
 func (c *CQ) Arm(solicitedOnly bool) (missed bool, err error) {
 	c.mu.Lock()
-	w := c.sn.Load() & 3 << 28
-	if solicitedOnly {
-		w |= armSolicited
+	sn := c.sn.Load()
+	w := sn & 3 << 28
+	if !solicitedOnly {
+		c.armedAny, c.anySN = true, sn
+	}
+	if c.armedAny && c.anySN == sn {
+		w |= armAny // and stays so until it is answered (IBA vol. 1, 11.4.2.2)
 	} else {
-		w |= armAny
+		w |= armSolicited
 	}
 	ci := c.ci & 0xffffff
 	udma.StoreRecord(unsafe.Add(c.rec, 4), bits.ReverseBytes32(w|ci))

@@ -93,7 +93,6 @@ func (d *device) Close() {
 			d.k.Munmap(m)
 		}
 	}
-	d.uar, d.bfPage = nil, nil
 }
 
 // cq is a completion queue with what it owns.

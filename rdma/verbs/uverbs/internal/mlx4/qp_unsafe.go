@@ -341,11 +341,13 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 		q.head = head
 		bf := q.bf
 		bf.mu.Lock()
+		udma.Published()
 		udma.CopyToRegister(unsafe.Add(bf.base, bf.off), ctrl, int(ds+3)/4)
 		bf.off ^= bf.half
 		bf.mu.Unlock()
 	} else {
 		q.head = head
+		udma.Published()
 		udma.Store32(q.doorbell, bits.ReverseBytes32(q.qpn<<8))
 	}
 	q.stamp(head - 1 + q.spare)
@@ -462,6 +464,7 @@ func (q *QP) PostRecv(wrs []verbs.RecvWorkRequest) (posted int, err error) {
 	}
 	if posted > 0 {
 		q.rhead = head
+		udma.Published()
 		udma.StoreRecord(q.rec, bits.ReverseBytes32(head&0xffff))
 	}
 	return posted, err

@@ -57,8 +57,10 @@ type CQ struct {
 	cqn     uint32
 	sn      atomic.Uint32 // events received
 
-	mu sync.Mutex
-	ci uint32 // consumer index
+	mu       sync.Mutex
+	ci       uint32 // consumer index
+	armedAny bool   // armed for any completion with sequence number anySN
+	anySN    uint32
 }
 
 // init points the queue at its memory and makes every entry the adapter's. The kernel must see the buffer
@@ -129,6 +131,7 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 	if len(wcs) == 0 || !c.ready(c.entry(c.ci), c.ci) {
 		return 0
 	}
+	udma.Observed()
 	c.mu.Lock()
 	var (
 		n    int
@@ -336,9 +339,12 @@ func scatter(src unsafe.Pointer, n uint32, seg, end, wrap unsafe.Pointer, max ui
 // with its own producer index, so an entry that arrives meanwhile raises the event too.
 func (c *CQ) Arm(solicitedOnly bool) (missed bool, err error) {
 	c.mu.Lock()
-	w := (c.sn.Load()&3)<<28 | c.ci&0xffffff
-	if solicitedOnly {
-		w |= armSolicited
+	sn := c.sn.Load()
+	w := sn&3<<28 | c.ci&0xffffff
+	if !solicitedOnly {
+		c.armedAny, c.anySN = true, sn
+	} else if !c.armedAny || c.anySN != sn {
+		w |= armSolicited // a request for any completion that has not been answered stays one (IBA vol. 1, 11.4.2.2)
 	}
 	udma.Ring(unsafe.Add(c.rec, 4), bits.ReverseBytes32(w), c.armReg, bits.ReverseBytes64(uint64(w)<<32|uint64(c.cqn)))
 	missed = c.ready(c.entry(c.ci), c.ci)

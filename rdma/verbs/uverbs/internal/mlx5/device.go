@@ -51,7 +51,7 @@ type device struct {
 	mu       sync.Mutex // guards what follows, and Set of qps
 	pages    []*uar
 	dynamic  bool
-	nc       *uar // dynamic: the uncached page, for completion queues
+	cqPage   *uar // for completion queues; dynamic: the uncached page
 	free     []*Register
 	shared   []*Register // dynamic: registers that queue pairs share
 	nextOpen int         // of shared
@@ -82,7 +82,7 @@ func (f Family) Open(k *kernel.Device, info provider.Info) (provider.Device, err
 	d.dynamic = d.resp.TotBfregs == 0
 	var err error
 	if d.dynamic {
-		d.nc, err = d.allocUAR(abi.MLX5UARNoCache)
+		d.cqPage, err = d.allocUAR(abi.MLX5UARNoCache)
 	} else {
 		err = d.mapStatic()
 	}
@@ -127,6 +127,7 @@ func (d *device) mapStatic() error {
 	if len(d.pages) == 0 {
 		return fmt.Errorf("the kernel grants %d registers: %w", d.resp.TotBfregs, syscall.EINVAL)
 	}
+	d.cqPage = d.pages[0]
 	return nil
 }
 
@@ -190,7 +191,7 @@ func (d *device) blueFlame() int { return int(d.resp.BFRegSize) / 2 }
 func (d *device) register() (*Register, error) {
 	if d.blueFlame() == 0 || d.opt.NoBlueFlame {
 		// The uncached page: plain doorbells do not combine, and share it without a lock.
-		return d.makeRegister(d.nc, bfRegister, 0), nil
+		return d.makeRegister(d.cqPage, bfRegister, 0), nil
 	}
 	if n := len(d.free); n > 0 {
 		r := d.free[n-1]
@@ -273,13 +274,12 @@ func (d *device) CreateCQ(a kernel.CQArgs) (_ provider.CQ, err error) {
 	}
 	c.init(addr(c.mem.Bytes()), addr(c.record), n, size, &d.qps, d.resp.CQEVersion == 0)
 	req := &abi.MLX5CreateCQ{BufAddr: c.mem.Addr(), DBAddr: addrOf(c.record), CQESize: uint32(size)}
-	page := d.pages[0]
+	page := d.cqPage
 	if d.dynamic {
-		page = d.nc
 		req.Flags = abi.MLX5CQUARPageIndex
 		req.UARPageIndex = uint16(page.id)
 	}
-	c.armReg = addr(page.mem[armOffset:])
+	c.armReg = addr(page.mem[armOffset:]) // of a closed device: the command fails before it is used
 	resp := new(abi.MLX5CreateCQResp)
 	a.CQE = n - 1
 	if c.handle, _, err = d.k.CreateCQ(a, abi.Bytes(req), abi.Bytes(resp)); err != nil {

@@ -340,15 +340,17 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 	if inline {
 		limit = reg.copyInlineMax
 	}
+	dst := unsafe.Add(reg.base, reg.off)
+	reg.off ^= reg.half
 	rec := unsafe.Add(q.rec, 4)
 	recVal := bits.ReverseBytes32(pi & 0xffff)
-	dst := unsafe.Add(reg.base, reg.off)
+	// The doorbell is the last thing: its answer may lead to the next PostSend before this one has returned.
+	udma.Published()
 	if posted == 1 && units > 1 && units <= limit {
 		udma.RingBlueFlame(rec, recVal, dst, ctrl, sq, end, int(units+3)/4)
 	} else {
 		udma.Ring(rec, recVal, dst, *(*uint64)(ctrl))
 	}
-	reg.off ^= reg.half
 	if reg.shared {
 		reg.mu.Unlock()
 	}
@@ -548,6 +550,7 @@ func (q *QP) PostRecv(wrs []verbs.RecvWorkRequest) (posted int, err error) {
 	}
 	if posted > 0 {
 		q.rhead = head
+		udma.Published()
 		udma.StoreRecord(q.rec, bits.ReverseBytes32(head&0xffff))
 	}
 	return posted, err
