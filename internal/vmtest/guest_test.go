@@ -36,6 +36,7 @@ var guestTests = []guestTest{
 	{scenario: NetNS4096, pkg: "rdma/softroce", match: "TestKernelPeer"},
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
+	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", timeout: 10 * time.Minute},
 }
 
 func root(t *testing.T) string {
