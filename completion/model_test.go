@@ -22,6 +22,7 @@ package completion
 import (
 	"fmt"
 	"math"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -1026,9 +1027,13 @@ func scenarios(short bool) []scenario {
 	return all
 }
 
+// TestEveryInterleaving is the proof. PROOF=all adds the scenarios with several rounds and more commands: about ten minutes.
 func TestEveryInterleaving(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the model runs in one goroutine")
+	}
 	total, began := 0, time.Now()
-	for _, s := range scenarios(testing.Short() || raceEnabled) {
+	for _, s := range scenarios(os.Getenv("PROOF") != "all") {
 		n, wrong := newModel(t, s, nil).explore()
 		total += n
 		if wrong != "" {
@@ -1232,6 +1237,9 @@ func everyModeAlone() (all []scenario) {
 
 // TestRemovedRuleIsNoticed runs the proof on state machines that lack one rule.
 func TestRemovedRuleIsNoticed(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the model runs in one goroutine")
+	}
 	for _, v := range variations {
 		t.Run(v.name, func(t *testing.T) {
 			for _, s := range v.in {
