@@ -267,14 +267,14 @@ func (ch *channel) run() {
 	case <-ch.conn.Done():
 		ch.fail(cmp.Or(ch.conn.Err(), cm.ErrDisconnected))
 	case <-ch.stop:
-		// A flushed request is the consequence of the connection's end, which may be reported a moment later.
-		var se *verbs.StatusError
-		if errors.As(ch.why, &se) && se.Status == verbs.WCFlushError {
-			select {
-			case <-ch.conn.Done():
-				ch.why = cmp.Or(ch.conn.Err(), cm.ErrDisconnected)
-			case <-time.After(time.Second):
-			}
+	}
+	// A flushed request is the consequence of the connection's end, which may be reported a moment later.
+	var se *verbs.StatusError
+	if errors.As(ch.why, &se) && se.Status == verbs.WCFlushError {
+		select {
+		case <-ch.conn.Done():
+			ch.why = cmp.Or(ch.conn.Err(), cm.ErrDisconnected)
+		case <-time.After(time.Second):
 		}
 	}
 	log := ch.t.cfg.Log.With("initiator", ch.nexus.initiator, "channel", ch.number)

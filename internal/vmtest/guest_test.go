@@ -37,6 +37,8 @@ var guestTests = []guestTest{
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
 	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", timeout: 10 * time.Minute},
+	{scenario: NetNS, script: "kernel-initiator.sh"},
+	{scenario: NetNS4096, script: "kernel-initiator.sh"},
 }
 
 func root(t *testing.T) string {
