@@ -34,6 +34,8 @@ var guestTests = []guestTest{
 	{scenario: RXE, pkg: "rdma", match: "TestKernelDevices"},
 	{scenario: NetNS, pkg: "rdma/softroce", match: "TestKernelPeer"},
 	{scenario: NetNS4096, pkg: "rdma/softroce", match: "TestKernelPeer"},
+	{scenario: RXE, pkg: "rdma/verbs/uverbs", match: "TestRXE"},
+	{scenario: RXE4096, pkg: "rdma/verbs/uverbs", match: "TestRXE$/rxe1"},
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
 	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", timeout: 10 * time.Minute},

@@ -79,13 +79,13 @@ const ioctlHeaderSize, ioctlAttrSize = 24, 16
 func (f *File) Ioctl(c *Ioctl) error {
 	size := ioctlHeaderSize + ioctlAttrSize*len(c.Attrs)
 	if cap(c.raw) < size {
-		c.raw = make([]byte, size)
+		c.raw = make([]byte, size, size+ioctlAttrSize) // room for one more, so that attrs points inside even when there are none
 	}
 	c.raw = c.raw[:size]
 	hdr := (*abi.IoctlHeader)(unsafe.Pointer(unsafe.SliceData(c.raw)))
 	*hdr = abi.IoctlHeader{Length: uint16(size), ObjectID: c.Object, MethodID: c.Method,
 		NumAttrs: uint16(len(c.Attrs)), DriverID: c.DriverID}
-	attrs := unsafe.Slice((*abi.IoctlAttr)(unsafe.Pointer(&c.raw[ioctlHeaderSize])), len(c.Attrs))
+	attrs := unsafe.Slice((*abi.IoctlAttr)(unsafe.Add(unsafe.Pointer(hdr), ioctlHeaderSize)), len(c.Attrs))
 	for i := range c.Attrs {
 		a := &c.Attrs[i]
 		attrs[i] = abi.IoctlAttr{AttrID: a.ID, Flags: a.Flags}
