@@ -37,6 +37,9 @@ var allowed = map[string][]string{
 	"rdma/verbs/uverbs":                   {"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/...", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/internal/abi":      {},
 	"rdma/verbs/uverbs/internal/udma":     {},
+	"rdma/verbs/uverbs/internal/dbrec":    {"rdma/hostmem"},
+	"rdma/verbs/uverbs/internal/golden":   {"rdma/verbs", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/kernel", "golang.org/x/sys/unix"},
+	"rdma/verbs/uverbs/mlxtest":           {"rdma/verbs", "rdma/cm", "rdma/verbs/uverbs", "rdma/verbs/uverbs/internal/...", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/internal/numtable": {},
 	"rdma/verbs/uverbs/internal/kernel":   {"rdma/verbs/uverbs/internal/abi", "rdma/verbs", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/internal/provider": {"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/kernel"},
@@ -69,11 +72,12 @@ var allowed = map[string][]string{
 }
 
 // deviceFamily is the row of each family of devices: none imports another.
-var deviceFamily = []string{"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/udma",
+var deviceFamily = []string{"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/udma", "rdma/verbs/uverbs/internal/dbrec",
 	"rdma/verbs/uverbs/internal/kernel", "rdma/verbs/uverbs/internal/numtable", "rdma/verbs/uverbs/internal/provider", "golang.org/x/sys/unix"}
 
 // testOnly packages are imported by tests and by each other alone.
-var testOnly = []string{"rdma/softroce/simnet", "rdma/softroce/simlink", "rdma/verbs/verbstest", "internal/require", "internal/vmtest"}
+var testOnly = []string{"rdma/softroce/simnet", "rdma/softroce/simlink", "rdma/verbs/verbstest", "rdma/verbs/uverbs/mlxtest",
+	"rdma/verbs/uverbs/internal/golden", "internal/require", "internal/vmtest"}
 
 // pure packages are protocol brains: time, randomness and the network are arguments there.
 var pure = []string{"rdma/softroce/rc", "rdma/softroce/packet", "srp/iu", "srp/scsi"}

@@ -36,11 +36,15 @@ type Net struct {
 	stop    chan struct{}
 	done    chan struct{}
 	work    atomic.Bool // a command may have made work
+
+	cmMu     sync.Mutex
+	ports    map[netip.AddrPort]*listener // guarded by cmMu
+	nextPort uint16                       // guarded by cmMu
 }
 
 // NewNet starts a net. Close it after its contexts.
 func NewNet() *Net {
-	n := &Net{stop: make(chan struct{}), done: make(chan struct{})}
+	n := &Net{stop: make(chan struct{}), done: make(chan struct{}), ports: map[netip.AddrPort]*listener{}}
 	go n.run()
 	return n
 }

@@ -9,9 +9,9 @@ import (
 	"srp-initiator/rdma/hostmem"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/abi"
+	"srp-initiator/rdma/verbs/uverbs/internal/dbrec"
 	"srp-initiator/rdma/verbs/uverbs/internal/kernel"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
-	"srp-initiator/rdma/verbs/uverbs/internal/udma"
 )
 
 const pageSize = 4096
@@ -33,8 +33,8 @@ type device struct {
 	bfPage    []byte // BlueFlame page, nil without
 	bf        *blueFlame
 	qps       QPTable
-	cqRecords udma.Records
-	qpRecords udma.Records
+	cqRecords dbrec.Records
+	qpRecords dbrec.Records
 
 	mu sync.Mutex // held while queue pairs come and go; guards Set of qps
 }
@@ -42,7 +42,7 @@ type device struct {
 // Open implements provider.Family.
 func (Family) Open(k *kernel.Device, info provider.Info) (provider.Device, error) {
 	d := &device{k: k, cqeSize: 32, bf: &blueFlame{},
-		cqRecords: udma.Records{Size: 8, Stride: 8}, qpRecords: udma.Records{Size: 4, Stride: 4}}
+		cqRecords: dbrec.Records{Size: 8, Stride: 8}, qpRecords: dbrec.Records{Size: 4, Stride: 4}}
 	var resp abi.MLX4GetContextResp
 	var err error
 	if info.ABIVersion == abi.MLX4VersionV3 {

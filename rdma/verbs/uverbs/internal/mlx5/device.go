@@ -10,9 +10,9 @@ import (
 	"srp-initiator/rdma/hostmem"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/abi"
+	"srp-initiator/rdma/verbs/uverbs/internal/dbrec"
 	"srp-initiator/rdma/verbs/uverbs/internal/kernel"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
-	"srp-initiator/rdma/verbs/uverbs/internal/udma"
 )
 
 const (
@@ -46,7 +46,7 @@ type device struct {
 	lim     Limits
 	vectors int
 	qps     QPTable
-	records udma.Records
+	records dbrec.Records
 
 	mu       sync.Mutex // guards what follows, and Set of qps
 	pages    []*uar
@@ -78,7 +78,7 @@ func (f Family) Open(k *kernel.Device, info provider.Info) (provider.Device, err
 	}
 	d.lim = Limits{MaxSendDesc: int(d.resp.MaxSQDescSz), MaxRecvDesc: int(d.resp.MaxRQDescSz),
 		MaxSendBlocks: int(d.resp.MaxSendWQEBB), MaxRecvWR: int(d.resp.MaxRecvWR)}
-	d.records = udma.Records{Size: 8, Stride: max(8, int(d.resp.CacheLineSize))}
+	d.records = dbrec.Records{Size: 8, Stride: max(8, int(d.resp.CacheLineSize))}
 	d.dynamic = d.resp.TotBfregs == 0
 	var err error
 	if d.dynamic {

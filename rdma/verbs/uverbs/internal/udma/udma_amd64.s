@@ -1,46 +1,109 @@
 #include "textflag.h"
 
-// func ToDevice()
-TEXT ·ToDevice(SB), NOSPLIT, $0-0
+// func StoreRecord(rec unsafe.Pointer, val uint32)
+TEXT ·StoreRecord(SB), NOSPLIT, $0-12
+	MOVQ rec+0(FP), AX
+	MOVL val+8(FP), CX
+	MOVL CX, (AX)
 	RET
 
-// func FromDevice()
-TEXT ·FromDevice(SB), NOSPLIT, $0-0
-	LFENCE
-	RET
-
-// func MMIOFlush()
-TEXT ·MMIOFlush(SB), NOSPLIT, $0-0
+// func Ring(rec unsafe.Pointer, recVal uint32, reg unsafe.Pointer, val uint64)
+TEXT ·Ring(SB), NOSPLIT, $0-32
+	MOVQ rec+0(FP), AX
+	MOVL recVal+8(FP), CX
+	MOVQ reg+16(FP), BX
+	MOVQ val+24(FP), DX
+	MOVL CX, (AX)
+	SFENCE
+	MOVQ DX, (BX)
 	SFENCE
 	RET
 
-// func MMIOStore64(p unsafe.Pointer, v uint64)
-TEXT ·MMIOStore64(SB), NOSPLIT, $0-16
-	MOVQ p+0(FP), AX
-	MOVQ v+8(FP), BX
-	MOVQ BX, (AX)
+// func RingBlueFlame(rec unsafe.Pointer, recVal uint32, reg, src, start, end unsafe.Pointer, chunks int)
+TEXT ·RingBlueFlame(SB), NOSPLIT, $0-56
+	MOVQ rec+0(FP), AX
+	MOVL recVal+8(FP), CX
+	MOVQ reg+16(FP), DI
+	MOVQ src+24(FP), SI
+	MOVQ start+32(FP), R8
+	MOVQ end+40(FP), R9
+	MOVQ chunks+48(FP), DX
+	MOVL CX, (AX)
+	SFENCE
+chunk:
+	MOVQ 0(SI), AX
+	MOVQ 8(SI), BX
+	MOVQ 16(SI), CX
+	MOVQ 24(SI), R10
+	MOVQ AX, 0(DI)
+	MOVQ BX, 8(DI)
+	MOVQ CX, 16(DI)
+	MOVQ R10, 24(DI)
+	MOVQ 32(SI), AX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), CX
+	MOVQ 56(SI), R10
+	MOVQ AX, 32(DI)
+	MOVQ BX, 40(DI)
+	MOVQ CX, 48(DI)
+	MOVQ R10, 56(DI)
+	ADDQ $64, SI
+	ADDQ $64, DI
+	CMPQ SI, R9
+	CMOVQEQ R8, SI
+	DECQ DX
+	JNE  chunk
+	SFENCE
 	RET
 
-// func MMIOStore32(p unsafe.Pointer, v uint32)
-TEXT ·MMIOStore32(SB), NOSPLIT, $0-12
-	MOVQ p+0(FP), AX
-	MOVL v+8(FP), BX
-	MOVL BX, (AX)
-	RET
-
-// func MMIOCopy64(dst, src unsafe.Pointer, n int)
-TEXT ·MMIOCopy64(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
+// func CopyToRegister(reg, src unsafe.Pointer, chunks int)
+TEXT ·CopyToRegister(SB), NOSPLIT, $0-24
+	MOVQ reg+0(FP), DI
 	MOVQ src+8(FP), SI
-	MOVQ n+16(FP), CX
-loop:
-	CMPQ CX, $8
-	JLT  done
-	MOVQ (SI), AX
-	MOVQ AX, (DI)
-	ADDQ $8, SI
-	ADDQ $8, DI
-	SUBQ $8, CX
-	JMP  loop
-done:
+	MOVQ chunks+16(FP), DX
+	SFENCE
+chunk:
+	MOVQ 0(SI), AX
+	MOVQ 8(SI), BX
+	MOVQ 16(SI), CX
+	MOVQ 24(SI), R10
+	MOVQ AX, 0(DI)
+	MOVQ BX, 8(DI)
+	MOVQ CX, 16(DI)
+	MOVQ R10, 24(DI)
+	MOVQ 32(SI), AX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), CX
+	MOVQ 56(SI), R10
+	MOVQ AX, 32(DI)
+	MOVQ BX, 40(DI)
+	MOVQ CX, 48(DI)
+	MOVQ R10, 56(DI)
+	ADDQ $64, SI
+	ADDQ $64, DI
+	DECQ DX
+	JNE  chunk
+	SFENCE
+	RET
+
+// func Store32(reg unsafe.Pointer, val uint32)
+TEXT ·Store32(SB), NOSPLIT, $0-12
+	MOVQ reg+0(FP), AX
+	MOVL val+8(FP), CX
+	MOVL CX, (AX)
+	RET
+
+// func Store64(reg unsafe.Pointer, val uint64)
+TEXT ·Store64(SB), NOSPLIT, $0-16
+	MOVQ reg+0(FP), AX
+	MOVQ val+8(FP), CX
+	MOVQ CX, (AX)
+	RET
+
+// func LoadDevice32(p unsafe.Pointer) uint32
+TEXT ·LoadDevice32(SB), NOSPLIT, $0-12
+	MOVQ p+0(FP), AX
+	MOVL (AX), AX
+	LFENCE
+	MOVL AX, ret+8(FP)
 	RET

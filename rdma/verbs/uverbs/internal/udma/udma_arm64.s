@@ -1,47 +1,91 @@
 #include "textflag.h"
 
-// DSB options (Arm ARM, C6.2.82): 13 = LD, 14 = ST.
+// DSB options (Arm ARM, DSB <option>): 14 = ST, 13 = LD.
+#define DSB_ST DSB $14
+#define DSB_LD DSB $13
 
-// func ToDevice()
-TEXT ·ToDevice(SB), NOSPLIT, $0-0
-	DSB $14
-	RET
-
-// func FromDevice()
-TEXT ·FromDevice(SB), NOSPLIT, $0-0
-	DSB $13
-	RET
-
-// func MMIOFlush()
-TEXT ·MMIOFlush(SB), NOSPLIT, $0-0
-	DSB $14
-	RET
-
-// func MMIOStore64(p unsafe.Pointer, v uint64)
-TEXT ·MMIOStore64(SB), NOSPLIT, $0-16
-	MOVD p+0(FP), R0
-	MOVD v+8(FP), R1
-	MOVD R1, (R0)
-	RET
-
-// func MMIOStore32(p unsafe.Pointer, v uint32)
-TEXT ·MMIOStore32(SB), NOSPLIT, $0-12
-	MOVD  p+0(FP), R0
-	MOVWU v+8(FP), R1
+// func StoreRecord(rec unsafe.Pointer, val uint32)
+TEXT ·StoreRecord(SB), NOSPLIT, $0-12
+	MOVD  rec+0(FP), R0
+	MOVWU val+8(FP), R1
+	DSB_ST
 	MOVW  R1, (R0)
 	RET
 
-// func MMIOCopy64(dst, src unsafe.Pointer, n int)
-TEXT ·MMIOCopy64(SB), NOSPLIT, $0-24
-	MOVD dst+0(FP), R0
-	MOVD src+8(FP), R1
-	MOVD n+16(FP), R2
-loop:
-	CMP  $8, R2
-	BLT  done
-	MOVD.P 8(R1), R3
-	MOVD.P R3, 8(R0)
-	SUB  $8, R2
-	B    loop
-done:
+// func Ring(rec unsafe.Pointer, recVal uint32, reg unsafe.Pointer, val uint64)
+TEXT ·Ring(SB), NOSPLIT, $0-32
+	MOVD  rec+0(FP), R0
+	MOVWU recVal+8(FP), R1
+	MOVD  reg+16(FP), R2
+	MOVD  val+24(FP), R3
+	DSB_ST
+	MOVW  R1, (R0)
+	DSB_ST
+	MOVD  R3, (R2)
+	DSB_ST
+	RET
+
+// func RingBlueFlame(rec unsafe.Pointer, recVal uint32, reg, src, start, end unsafe.Pointer, chunks int)
+TEXT ·RingBlueFlame(SB), NOSPLIT, $0-56
+	MOVD  rec+0(FP), R0
+	MOVWU recVal+8(FP), R1
+	MOVD  reg+16(FP), R2
+	MOVD  src+24(FP), R3
+	MOVD  start+32(FP), R4
+	MOVD  end+40(FP), R5
+	MOVD  chunks+48(FP), R6
+	DSB_ST
+	MOVW  R1, (R0)
+	DSB_ST
+chunk:
+	MOVD $8, R7
+word:
+	MOVD.P 8(R3), R8
+	MOVD.P R8, 8(R2)
+	SUBS $1, R7
+	BNE  word
+	CMP  R3, R5
+	CSEL EQ, R4, R3, R3
+	SUBS $1, R6
+	BNE  chunk
+	DSB_ST
+	RET
+
+// func CopyToRegister(reg, src unsafe.Pointer, chunks int)
+TEXT ·CopyToRegister(SB), NOSPLIT, $0-24
+	MOVD reg+0(FP), R2
+	MOVD src+8(FP), R3
+	MOVD chunks+16(FP), R6
+	LSL  $3, R6
+	DSB_ST
+word:
+	MOVD.P 8(R3), R8
+	MOVD.P R8, 8(R2)
+	SUBS $1, R6
+	BNE  word
+	DSB_ST
+	RET
+
+// func Store32(reg unsafe.Pointer, val uint32)
+TEXT ·Store32(SB), NOSPLIT, $0-12
+	MOVD  reg+0(FP), R0
+	MOVWU val+8(FP), R1
+	DSB_ST
+	MOVW  R1, (R0)
+	RET
+
+// func Store64(reg unsafe.Pointer, val uint64)
+TEXT ·Store64(SB), NOSPLIT, $0-16
+	MOVD reg+0(FP), R0
+	MOVD val+8(FP), R1
+	DSB_ST
+	MOVD R1, (R0)
+	RET
+
+// func LoadDevice32(p unsafe.Pointer) uint32
+TEXT ·LoadDevice32(SB), NOSPLIT, $0-12
+	MOVD  p+0(FP), R0
+	MOVWU (R0), R1
+	DSB_LD
+	MOVW  R1, ret+8(FP)
 	RET

@@ -1,47 +1,70 @@
-// Package udma holds the fences and stores that a device's memory needs, named by what they order.
-// Go has no other way to say them: sync/atomic orders ordinary memory and compiles a store to
-// a locked exchange on amd64, which is wrong on device pages.
+// Package udma holds the few stores, loads and fences by which a userspace driver and a device see each other's memory in
+// the intended order. They are in assembly because Go has no way to say them: sync/atomic stores are locked
+// read-modify-writes on amd64, wrong on device registers, and the compiler may move plain stores. A call into
+// assembly is also a barrier for the compiler, and one call per doorbell costs less than one per fence.
 //
-// The instructions are those of rdma-core's util/udma_barrier.h and util/mmio.h:
+// The fences are those of rdma-core v44.0 (util/udma_barrier.h):
 //
-//	             amd64        arm64
-//	ToDevice     (compiler)   DSB ST
-//	FromDevice   LFENCE       DSB LD
-//	MMIOFlush    SFENCE       DSB ST
+//	                            amd64            arm64
+//	udma_to_device_barrier      none (TSO)       DSB ST
+//	udma_from_device_barrier    LFENCE           DSB LD
+//	mmio_wc_start               SFENCE           DSB ST
+//	mmio_flush_writes           SFENCE           DSB ST
 //
-// On amd64 ordinary stores are seen in order by a device, so ToDevice only keeps the
-// compiler from moving stores; a call of an assembly function does that.
+// Later releases of rdma-core weaken the first two on arm64 to DMB OSHST and DMB OSHLD; the stronger
+// forms are right with both.
 package udma
 
 import "unsafe"
 
-// ToDevice orders earlier stores to ring memory before later stores that hand
-// it to the device (owner bits, doorbell records): udma_to_device_barrier.
-func ToDevice()
+// StoreRecord makes all earlier stores visible to the device and then stores val, already in
+// the device's byte order, into a doorbell record or an ownership word.
+//
+//go:noescape
+func StoreRecord(rec unsafe.Pointer, val uint32)
 
-// FromDevice orders the load that found an entry valid before loads of the entry's body:
-// udma_from_device_barrier.
-func FromDevice()
+// Ring publishes a batch of send work requests: the doorbell record, a write-combining
+// fence, one 8-byte store to the register, and the flush of the write-combining buffer.
+// Values are in the device's byte order.
+//
+//go:noescape
+func Ring(rec unsafe.Pointer, recVal uint32, reg unsafe.Pointer, val uint64)
 
-// MMIOFlush orders ring and doorbell record stores before the register store that follows, and
-// empties write-combining buffers of the one that precedes: mmio_wc_start, mmio_flush_writes.
-func MMIOFlush()
+// RingBlueFlame is Ring with chunks*64 bytes copied from a ring of descriptors to the register instead of one word, in
+// ascending 8-byte stores. src wraps at end to start; all three are multiples of 64 bytes apart.
+//
+//go:noescape
+func RingBlueFlame(rec unsafe.Pointer, recVal uint32, reg, src, start, end unsafe.Pointer, chunks int)
 
-// MMIOStore64 makes exactly one 8-byte store, in memory order as given. p is 8-byte aligned.
-func MMIOStore64(p unsafe.Pointer, v uint64)
+// CopyToRegister copies chunks*64 bytes to a write-combining register in ascending 8-byte
+// stores, between a write-combining fence and a flush.
+//
+//go:noescape
+func CopyToRegister(reg, src unsafe.Pointer, chunks int)
 
-// MMIOStore32 makes exactly one 4-byte store. p is 4-byte aligned.
-func MMIOStore32(p unsafe.Pointer, v uint32)
+// Store32 makes all earlier stores visible to the device and then stores one 4-byte register.
+//
+//go:noescape
+func Store32(reg unsafe.Pointer, val uint32)
 
-// MMIOCopy64 copies n bytes, a multiple of 64, to a device page in ascending 8-byte stores (mmio_memcpy_x64).
-func MMIOCopy64(dst, src unsafe.Pointer, n int)
+// Store64 makes all earlier stores visible to the device and then stores one 8-byte register.
+//
+//go:noescape
+func Store64(reg unsafe.Pointer, val uint64)
+
+// LoadDevice32 loads a word that the device writes last, and orders all later loads behind it.
+//
+//go:noescape
+func LoadDevice32(p unsafe.Pointer) uint32
+
+// Pointer is the address in a scatter/gather entry as a pointer: memory outside
+// Go's heap that the caller promises to be mapped.
+func Pointer(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
 
 // Gather copies the bytes at virtual address addr to dst: inline data, which an SGE names by its address. The
 // caller of a post vouches for the address as it does towards a device.
 func Gather(dst []byte, addr uint64) {
-	if len(dst) == 0 {
-		return
+	if len(dst) > 0 {
+		copy(dst, unsafe.Slice((*byte)(Pointer(addr)), len(dst)))
 	}
-	p := *(*unsafe.Pointer)(unsafe.Pointer(&addr))
-	copy(dst, unsafe.Slice((*byte)(p), len(dst)))
 }

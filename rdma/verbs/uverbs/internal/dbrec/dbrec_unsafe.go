@@ -1,4 +1,5 @@
-package udma
+// Package dbrec hands out doorbell records.
+package dbrec
 
 import (
 	"sync"

@@ -1,0 +1,56 @@
+package udma
+
+import (
+	"testing"
+	"unsafe"
+)
+
+// TestStores: every function stores what it says, where it says, and nothing else. Order and
+// fences are seen by the drivers' traces.
+func TestStores(t *testing.T) {
+	var mem [64]uint64 // registers at 8, records at 0
+	var ring [32]uint64
+	for i := range ring {
+		ring[i] = uint64(i+1) * 0x0101010101010101
+	}
+	at := func(i int) unsafe.Pointer { return unsafe.Pointer(&mem[i]) }
+	check := func(what string, want map[int]uint64) {
+		t.Helper()
+		for i, v := range mem {
+			if v != want[i] {
+				t.Errorf("after %s word %d is %#x, want %#x", what, i, v, want[i])
+			}
+		}
+		clear(mem[:])
+	}
+	StoreRecord(unsafe.Add(at(0), 4), 0x11223344)
+	check("StoreRecord", map[int]uint64{0: 0x11223344 << 32})
+	Ring(at(0), 0xaabbccdd, at(8), 0x1122334455667788)
+	check("Ring", map[int]uint64{0: 0xaabbccdd, 8: 0x1122334455667788})
+	Store32(unsafe.Add(at(9), 4), 0xdeadbeef)
+	check("Store32", map[int]uint64{9: 0xdeadbeef << 32})
+	Store64(at(9), 0x8877665544332211)
+	check("Store64", map[int]uint64{9: 0x8877665544332211})
+	CopyToRegister(at(16), unsafe.Pointer(&ring[8]), 2)
+	want := map[int]uint64{}
+	for i := range 16 {
+		want[16+i] = ring[8+i]
+	}
+	check("CopyToRegister", want)
+	// The last two lines of the ring, then the first.
+	RingBlueFlame(at(0), 7, at(16), unsafe.Pointer(&ring[16]), unsafe.Pointer(&ring[0]), unsafe.Add(unsafe.Pointer(&ring[0]), len(ring)*8), 3)
+	want = map[int]uint64{0: 7}
+	for i := range 24 {
+		want[16+i] = ring[(16+i)%len(ring)]
+	}
+	check("RingBlueFlame", want)
+	mem[3] = 0xcafe0000f00d
+	if v := LoadDevice32(at(3)); v != 0xf00d {
+		t.Errorf("LoadDevice32 gave %#x", v)
+	}
+	mem[3] = 0
+	b := []byte{1, 2, 3}
+	if p := Pointer(uint64(uintptr(unsafe.Pointer(&b[0])))); *(*byte)(p) != 1 {
+		t.Errorf("Pointer lost its way")
+	}
+}
