@@ -27,7 +27,10 @@ var (
 //   - windows are bound and invalidated once
 //   - with the faults off everything that was begun ends, and an idle connection sends nothing
 
-const writeArea = 6 << 10
+const (
+	maxLength = 12 << 10 // of a message: 48 packets at the smallest MTU
+	writeArea = 2 * maxLength
+)
 
 type expectation struct {
 	data   []byte
@@ -111,10 +114,10 @@ func runSession(seed uint64) (err error) {
 		s.readOnly = mk(32<<10, verbs.AccessRemoteRead)
 		s.written = mk(writeArea, verbs.AccessLocalWrite|verbs.AccessRemoteWrite|verbs.AccessMWBind)
 		s.shadow = bytes.Clone(s.written.buf)
-		s.recvSize = 12 * s.mtu
+		s.recvSize = maxLength
 		cap := verbs.QPCap{MaxSendWR: 1 + r.IntN(24), MaxRecvWR: 1 + r.IntN(16), MaxSendSGE: 4, MaxRecvSGE: 3, MaxInlineData: 128}
-		s.sink = mk(s.recvSize*cap.MaxRecvWR*2, verbs.AccessLocalWrite)
-		s.readSink = mk(14*s.mtu*cap.MaxSendWR*2, verbs.AccessLocalWrite)
+		s.sink = mem.register(make([]byte, s.recvSize*cap.MaxRecvWR*2), verbs.AccessLocalWrite)
+		s.readSink = mem.register(make([]byte, maxLength*(cap.MaxSendWR*2+1)), verbs.AccessLocalWrite)
 		tune := Tuning{}
 		switch r.IntN(4) {
 		case 0:
@@ -252,6 +255,9 @@ func (s *simSide) length() int {
 	case 2:
 		return s.mtu * (1 + s.rng.IntN(5))
 	}
+	if s.rng.IntN(4) == 0 {
+		return s.rng.IntN(maxLength + 1)
+	}
 	return s.rng.IntN(10 * s.mtu)
 }
 
@@ -262,10 +268,7 @@ func (s *simSide) post() {
 			break // sinks are used in turn
 		}
 		r := s.rng
-		n := s.length()
-		if n > writeArea/2 {
-			n %= writeArea / 2
-		}
+		n := min(s.length(), maxLength)
 		if s.srcOff+n > len(s.source.buf) {
 			s.srcOff = 0
 		}
