@@ -1,7 +1,7 @@
 package softroce
 
 // The transmit path: queue pairs give packets as header and pieces of registered memory; they are laid out one behind the other in
-// the arena, ICRC and all (one copy, over which the ICRC is computed while it is hot; so a buffer
+// the arena, ICRC and all (one copy, in the same pass as the ICRC: the bytes counted are the bytes sent, so a buffer
 // that changes under way cannot spoil it), and grouped into trains: consecutive packets to one node that are
 // equal in size but for a shorter last one. send gives all trains to the link and the arena is empty again. When the link has no room, the arena keeps its
 // trains and takes no packets; the queue pairs wait for Pump.
@@ -110,9 +110,8 @@ func (q *queuePair) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
 	crc := q.txFlow.Begin(n, id).Header(hdr)
 	k := copy(b, hdr)
 	for _, p := range payload {
-		c := copy(b[k:], p)
-		crc = crc.Data(b[k : k+c])
-		k += c
+		crc = crc.Copy(b[k:], p)
+		k += len(p)
 	}
 	crc.Finish(b[k:], pad)
 	d.stats.PacketsSent++

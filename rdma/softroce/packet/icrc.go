@@ -170,6 +170,10 @@ func (c ICRC) Header(h []byte) ICRC {
 // Data goes on over payload bytes; a payload may come in any number of slices.
 func (c ICRC) Data(b []byte) ICRC { return ICRC(update(uint32(c), b)) }
 
+// Copy goes on over src and copies it to dst, which must not overlap it, in the same pass: memory is read once. The bytes counted
+// are those copied, whatever becomes of src meanwhile.
+func (c ICRC) Copy(dst, src []byte) ICRC { return ICRC(updateCopy(uint32(c), dst, src)) }
+
 // Finish goes on over pad zero bytes and writes padding and ICRC to b, whose first pad+4 bytes it fills;
 // it returns pad+4.
 func (c ICRC) Finish(b []byte, pad uint8) int {
