@@ -9,17 +9,23 @@ type pace struct {
 	gap  int64 // mean distance between finds, ns
 }
 
+// awaitedLinger is how much longer lingering is worth it while somebody waits for a completion.
+const awaitedLinger = 10
+
 // found notes that a poll at time at had work.
 func (p *pace) found(at, linger int64) {
-	// One long pause must not outweigh what follows it: a gap counts four linger times at most.
-	gap := min(at-p.last, 4*linger)
+	// One long pause must not outweigh what follows it.
+	gap := min(at-p.last, 2*awaitedLinger*linger)
 	p.gap += (gap - p.gap) / 4
 	p.last = at
 }
 
 // lingers reports whether to go on polling at time at.
-func (p *pace) lingers(at, linger int64) bool {
-	return linger > 0 && p.gap <= linger && at-p.last < min(2*p.gap+1000, linger)
+func (p *pace) lingers(at, linger int64, awaited bool) bool {
+	if awaited {
+		linger *= awaitedLinger
+	}
+	return p.gap <= linger && at-p.last < min(2*p.gap+1000, linger)
 }
 
 // Adaptive polling, in units of 1/256 completion.
@@ -39,8 +45,11 @@ type adaptive struct {
 // and polls, without notifications, until a window of Spin finds one on average, or none at all twice (the stall guard).
 func (i *Instance) serveAdaptive() {
 	a := &i.adaptive
-	window := int64(i.spin())
-	if window <= 0 {
+	window := int64(i.cfg.Spin)
+	if window == 0 {
+		window = int64(DefaultAdaptiveSpin)
+	}
+	if window < 0 {
 		i.serveUntilEmpty()
 		return
 	}
@@ -53,7 +62,7 @@ func (i *Instance) serveAdaptive() {
 	}
 	found, lastFind, total := int64(0), began, int64(0)
 	for {
-		t := turn{weight: i.weight}
+		t := turn{weight: i.weight, here: true}
 		verdict := i.run(&t)
 		found += int64(t.work)
 		total += int64(t.work)
@@ -75,7 +84,7 @@ func (i *Instance) serveAdaptive() {
 					a.perWake = perCompletion
 				}
 			}
-			t.phase = arming
+			t.phase = leaving
 			if polling {
 				t.phase = spent
 			}

@@ -44,15 +44,15 @@ type Config struct {
 
 	Poller *Poller // mode Poll; nil: DefaultPoller(Vector)
 	// Linger is how long a Poller goes on polling an instance that has become empty, as long as
-	// completions come closer together than that. 0: DefaultLinger; negative: not at all, as irq_poll.
+	// completions come closer together than that; ten times as long while somebody waits for one. 0: DefaultLinger; negative: not at all, as irq_poll.
 	Linger time.Duration
 
 	LockThread bool  // mode Thread: an OS thread of its own
 	Nice       int   // mode Thread with LockThread: the thread's nice value
 	CPUs       []int // mode Thread with LockThread: where it may run; nil: anywhere
 
-	// Spin is how long a goroutine in Wait polls before it blocks. 0: DefaultDirectSpin
-	// or DefaultAdaptiveSpin; negative: not at all.
+	// Spin is how long a goroutine in Wait polls before it blocks. 0: DefaultDirectSpin; in mode Adaptive twice
+	// the usual wait, at least DefaultAdaptiveSpin, and no more than that when the usual wait is long. Negative: not at all.
 	Spin time.Duration
 	// Hybrid makes Wait sleep half the mean latency before it polls (block layer hybrid polling, 2016), when
 	// that is long enough to sleep at all and nobody else is waiting. An answer that comes earlier than half the mean is seen
@@ -76,7 +76,7 @@ type Instance struct {
 	handedOver atomic.Bool   // ownership is on its way to the notification goroutine
 	guarded    atomic.Bool   // the idle guard's timer runs
 	guardSaw   atomic.Uint64 // leads when it was last looked at
-	latency    atomic.Int64  // mean time in Wait, ns; Config.Hybrid only
+	latency    atomic.Int64  // mean time in Wait where waiters poll, ns
 
 	// The owner's.
 	cq       verbs.CompletionQueue
@@ -309,7 +309,9 @@ func (i *Instance) dispatchTo(t *turn) {
 		i.token <- struct{}{} // never blocks: there is one ownership
 		return
 	case Poll:
-		if p := i.poller.Load(); p.polling() {
+		// The notification goroutine serves the first turn in place, as a softirq runs at the interrupt's exit; only what
+		// is more than that is the poller's, as it is ksoftirqd's there.
+		if p := i.poller.Load(); p.polling() && !t.here {
 			t.phase, t.poller = pushing, p
 			return
 		}

@@ -51,6 +51,8 @@ type proc struct {
 	here   bool
 	poller int8
 	work   int8
+	first  bool // serving the first turn in mode poll
+	at     int8 // for this poller
 	flag   bool
 	round  uint8
 }
@@ -312,7 +314,11 @@ func (m *model) step(p *proc) {
 	if m.v.step == nil || !m.v.step(m, m.i, &t) {
 		m.i.step(&t)
 	}
+	dispatched := p.phase == dispatching && t.phase == reaping
 	p.phase, p.work, p.poller = t.phase, int8(t.work), 0
+	if dispatched && m.i.Mode() == Poll && !m.p[0].off.Load() {
+		p.first, p.at = true, m.wrld.bound
+	}
 	if t.poller == m.p[1] {
 		p.poller = 1
 	}
@@ -339,7 +345,7 @@ func (m *model) lingers(who int, mode Mode) bool {
 
 // serve is an executor's move within a turn. choices: 1 or 2.
 func (m *model) serveChoices(w *world, who int) int {
-	if w.p[who].phase == idle && m.lingers(who, w.mode) {
+	if w.p[who].phase == idle && (m.lingers(who, w.mode) || w.p[who].first) {
 		return 2
 	}
 	return 1
@@ -351,9 +357,14 @@ func (m *model) serve(p *proc, choice int) {
 		p.phase = arming
 		if choice == 1 {
 			p.phase = spent
+		} else if m.i.Mode().polledByWaiters() {
+			p.phase = leaving // Instance.rest
 		}
 	case tail:
 		p.phase, p.work = reaping, 0
+		if p.first { // serveFirst
+			p.phase, p.first, p.poller = pushing, false, p.at
+		}
 	}
 	m.step(p)
 	if p.phase == gone {
@@ -502,13 +513,14 @@ func (m *model) move(w *world, who, choice int) {
 			*p = proc{pc: 1, phase: noting, here: true}
 		default:
 			if i.handedOver.CompareAndSwap(true, false) {
-				*p = proc{pc: 1, phase: reaping}
+				*p = proc{pc: 1, phase: reaping, here: true}
+				p.first, p.at = i.Mode() == Poll && !w.off, w.bound
 			}
 		}
 	case reaperProc:
 		if p.pc == 0 {
 			<-i.token
-			*p = proc{pc: 1, phase: reaping}
+			*p = proc{pc: 1, phase: reaping, here: true}
 		} else {
 			m.serve(p, choice)
 		}

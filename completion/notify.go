@@ -75,13 +75,28 @@ func (i *Instance) wakeNotifier() {
 	}
 }
 
-// serve runs an owned instance in the calling goroutine until it is released.
+// serve runs an owned instance in the notification goroutine until somebody else has it.
 func (i *Instance) serve() {
-	if i.Mode() == Adaptive {
+	switch i.Mode() {
+	case Adaptive:
 		i.serveAdaptive()
-		return
+	case Poll:
+		if p := i.poller.Load(); p.polling() {
+			i.serveFirst(p)
+			return
+		}
+		fallthrough
+	default:
+		i.serveUntilEmpty()
 	}
-	i.serveUntilEmpty()
+}
+
+// rest is what the notification goroutine, or the reaping thread, does with an instance that it has found empty.
+func (i *Instance) rest() phase {
+	if i.Mode().polledByWaiters() {
+		return leaving
+	}
+	return arming
 }
 
 // serveUntilEmpty is the loop of thread=n and thread=y: reap, arm, reap what the
@@ -89,9 +104,9 @@ func (i *Instance) serve() {
 func (i *Instance) serveUntilEmpty() {
 	budget, began := i.cfg.Budget, int64(0)
 	for work := 0; ; {
-		t := turn{weight: i.weight}
+		t := turn{weight: i.weight, here: true}
 		if i.run(&t) == idle {
-			t.phase = arming
+			t.phase = i.rest()
 			i.run(&t)
 		}
 		work += t.work

@@ -2,6 +2,8 @@ package completion
 
 // The budgeted poller, after lib/irq_poll.c. An instance on its list is owned by it. One turn:
 //
+// The first turn after a notification is run by the notification goroutine (serveFirst). Then
+//
 //	collect the mailbox -> head of the list: at most weight completions
 //	   work < weight   arm, release; or linger at the tail while completions are frequent
 //	   work >= weight  to the tail; a disabler wins
@@ -365,20 +367,45 @@ func (p *Poller) turn() {
 // when serve returns.
 func (p *Poller) serve(i *Instance, at int64) (work int) {
 	t := turn{weight: i.weight}
-	linger := int64(i.cfg.Linger)
 	verdict := i.run(&t)
 	if t.work > 0 {
-		i.pace.found(at, linger)
+		i.pace.found(at, int64(i.cfg.Linger))
 	}
 	if verdict == idle {
-		t.phase = arming
-		if t.work > 0 && linger > 0 || i.pace.lingers(at, linger) {
-			t.phase = spent
-		}
+		t.phase = i.lingerOr(at)
 		verdict = i.run(&t)
 	}
 	if verdict == tail {
 		p.append(i)
 	}
 	return t.work
+}
+
+// lingerOr is what follows when an instance has been found empty at time at: polling on, or arming.
+func (i *Instance) lingerOr(at int64) phase {
+	if linger := int64(i.cfg.Linger); linger > 0 && i.pace.lingers(at, linger, i.awaited()) {
+		return spent
+	}
+	return arming
+}
+
+// serveFirst is the first turn after a notification, in the notification goroutine: an instance with little to do is armed again at
+// once, and no poller has been woken for it.
+func (i *Instance) serveFirst(p *Poller) {
+	t := turn{weight: i.weight, here: true}
+	verdict := i.run(&t)
+	at := now()
+	if t.work > 0 {
+		i.pace.found(at, int64(i.cfg.Linger))
+	} else {
+		i.count.barren.Add(1)
+	}
+	if verdict == idle {
+		t.phase = i.lingerOr(at)
+		verdict = i.run(&t)
+	}
+	if verdict == tail {
+		t.phase, t.poller = pushing, p
+		i.run(&t)
+	}
 }

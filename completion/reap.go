@@ -27,7 +27,7 @@ const (
 	spent                  // weight used up, or nothing found and lingering: serve a disabler, else go to the tail
 	arming                 // ask for a notification
 	releasing              // give ownership back
-	leaving                // a waiting goroutine gives up the polling role: to a disabler,
+	leaving                // where waiters poll, the owner gives up the role: to a disabler,
 	passing                // to a follower, to a notification, or to nobody
 
 	noting      // a notification was taken: the queue is not armed any more
@@ -47,7 +47,7 @@ const (
 // turn is what an owner carries through one turn.
 type turn struct {
 	phase  phase
-	here   bool    // the caller may serve the instance in place: it is the notification goroutine
+	here   bool    // the caller is the notification goroutine: it may serve the instance in place, and never leaves it unarmed
 	poller *Poller // that gets the instance
 	work   int     // completions reaped in this turn
 	weight int     // at most so many
@@ -158,7 +158,7 @@ func (i *Instance) step(t *turn) {
 			t.phase = arming // the mode changed before this waiter took the role; nobody will ask for a notification
 		case i.passRole():
 			t.phase = gone
-		case i.parked.Load() > 0 || i.unattended.Load() > 0:
+		case t.here || i.awaited():
 			t.phase = arming
 		default:
 			i.guardIdle()
@@ -168,6 +168,9 @@ func (i *Instance) step(t *turn) {
 		panic("completion: step after a verdict")
 	}
 }
+
+// awaited reports whether somebody who does not poll depends on the instance.
+func (i *Instance) awaited() bool { return i.parked.Load() > 0 || i.unattended.Load() > 0 }
 
 // deliver calls the handler so that a failed completion is the last of its batch. What
 // follows it is delivered too: a loop that returned at an error once lost the answers behind it.

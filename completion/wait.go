@@ -144,6 +144,7 @@ func (i *Instance) passRole() bool {
 	return false
 }
 
+// spin is how long a waiter polls before it blocks.
 func (i *Instance) spin() time.Duration {
 	switch {
 	case i.cfg.Spin < 0:
@@ -152,6 +153,10 @@ func (i *Instance) spin() time.Duration {
 		return i.cfg.Spin
 	case i.Mode() == Direct:
 		return DefaultDirectSpin
+	}
+	// Adaptive: long enough for what is usual, unless that is so long that blocking is cheaper.
+	if usual := time.Duration(i.latency.Load()); usual <= DefaultDirectSpin/2 {
+		return max(2*usual, DefaultAdaptiveSpin)
 	}
 	return DefaultAdaptiveSpin
 }
@@ -235,7 +240,7 @@ const minNap = 100 * time.Microsecond
 
 // nap is how long Config.Hybrid lets this wait sleep before it polls.
 func (i *Instance) nap() time.Duration {
-	if !i.cfg.Hybrid || i.parked.Load() > 0 || i.unattended.Load() > 0 {
+	if !i.cfg.Hybrid || i.awaited() {
 		return 0
 	}
 	if half := time.Duration(i.latency.Load() / 2); half >= minNap {
@@ -246,7 +251,7 @@ func (i *Instance) nap() time.Duration {
 
 // noteLatency keeps the mean time that Wait took. Lost updates do no harm.
 func (i *Instance) noteLatency(took int64, signaled bool) {
-	if signaled && i.cfg.Hybrid {
+	if signaled {
 		old := i.latency.Load()
 		i.latency.Store(old + (took-old)/8)
 	}
