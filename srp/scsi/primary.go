@@ -3,6 +3,7 @@ package scsi
 // Builders and parsers of the commands that do not name blocks. A parser returns
 // false when cdb is another command or too short.
 
+// TestUnitReady asks whether the logical unit is ready; it moves no data (SPC-4, 6.47).
 func TestUnitReady() (c CDB) { c.n = 6; return c }
 
 // InquiryCDB is INQUIRY's request (SPC-4, 6.6).
@@ -12,6 +13,7 @@ type InquiryCDB struct {
 	AllocLen uint16
 }
 
+// CDB encodes the request.
 func (q InquiryCDB) CDB() (c CDB) {
 	c.n = 6
 	c.b[0] = byte(OpInquiry)
@@ -31,6 +33,7 @@ func InquiryVPD(page uint8, allocLen uint16) CDB {
 	return InquiryCDB{EVPD: true, Page: page, AllocLen: allocLen}.CDB()
 }
 
+// ParseInquiryCDB decodes an INQUIRY CDB.
 func ParseInquiryCDB(cdb []byte) (q InquiryCDB, ok bool) {
 	if len(cdb) < 6 || Opcode(cdb[0]) != OpInquiry {
 		return q, false
@@ -47,6 +50,7 @@ func ReportLUNs(selectReport uint8, allocLen uint32) (c CDB) {
 	return c
 }
 
+// ParseReportLUNsCDB decodes a REPORT LUNS CDB; allocLen is in bytes.
 func ParseReportLUNsCDB(cdb []byte) (selectReport uint8, allocLen uint32, ok bool) {
 	if len(cdb) < 12 || Opcode(cdb[0]) != OpReportLUNs {
 		return 0, 0, false
@@ -65,6 +69,7 @@ func RequestSense(desc bool, allocLen uint8) (c CDB) {
 	return c
 }
 
+// ParseRequestSenseCDB decodes a REQUEST SENSE CDB; allocLen is in bytes.
 func ParseRequestSenseCDB(cdb []byte) (desc bool, allocLen uint8, ok bool) {
 	if len(cdb) < 6 || Opcode(cdb[0]) != OpRequestSense {
 		return false, 0, false
@@ -88,6 +93,7 @@ func ReadCapacity16(allocLen uint32) (c CDB) {
 	return c
 }
 
+// ParseReadCapacity16CDB decodes a READ CAPACITY(16) CDB; allocLen is in bytes.
 func ParseReadCapacity16CDB(cdb []byte) (allocLen uint32, ok bool) {
 	if len(cdb) < 16 || Opcode(cdb[0]) != OpServiceActionIn16 || cdb[1]&0x1f != SAReadCapacity16 {
 		return 0, false
@@ -105,6 +111,7 @@ func GetLBAStatus(lba uint64, allocLen uint32) (c CDB) {
 	return c
 }
 
+// ParseGetLBAStatusCDB decodes a GET LBA STATUS CDB; allocLen is in bytes.
 func ParseGetLBAStatusCDB(cdb []byte) (lba uint64, allocLen uint32, ok bool) {
 	if len(cdb) < 16 || Opcode(cdb[0]) != OpServiceActionIn16 || cdb[1]&0x1f != SAGetLBAStatus {
 		return 0, 0, false
@@ -141,6 +148,7 @@ type ModeSenseCDB struct {
 	AllocLen uint16 // 8 bits in (6)
 }
 
+// CDB encodes the request.
 func (m ModeSenseCDB) CDB() (c CDB) {
 	if m.DBD {
 		c.b[1] |= 0x08
@@ -172,6 +180,7 @@ func ModeSense10(page uint8, allocLen uint16) CDB {
 	return ModeSenseCDB{Ten: true, Page: page, AllocLen: allocLen}.CDB()
 }
 
+// ParseModeSenseCDB decodes a MODE SENSE CDB of either form.
 func ParseModeSenseCDB(cdb []byte) (m ModeSenseCDB, ok bool) {
 	if len(cdb) < 6 {
 		return m, false
@@ -202,6 +211,7 @@ type ModeSelectCDB struct {
 	ParamLen uint16
 }
 
+// CDB encodes the request.
 func (m ModeSelectCDB) CDB() (c CDB) {
 	if m.PF {
 		c.b[1] |= 0x10
@@ -221,6 +231,7 @@ func (m ModeSelectCDB) CDB() (c CDB) {
 	return c
 }
 
+// ParseModeSelectCDB decodes a MODE SELECT CDB of either form.
 func ParseModeSelectCDB(cdb []byte) (m ModeSelectCDB, ok bool) {
 	if len(cdb) < 6 {
 		return m, false
@@ -252,6 +263,7 @@ func Unmap(anchor bool, paramLen uint16) (c CDB) {
 	return c
 }
 
+// ParseUnmapCDB decodes an UNMAP CDB; paramLen is in bytes.
 func ParseUnmapCDB(cdb []byte) (anchor bool, paramLen uint16, ok bool) {
 	if len(cdb) < 10 || Opcode(cdb[0]) != OpUnmap {
 		return false, 0, false
@@ -265,6 +277,7 @@ type StartStopCDB struct {
 	PowerCondition              uint8
 }
 
+// CDB encodes the request.
 func (s StartStopCDB) CDB() (c CDB) {
 	c.n = 6
 	c.b[0] = byte(OpStartStopUnit)
@@ -284,6 +297,7 @@ func (s StartStopCDB) CDB() (c CDB) {
 	return c
 }
 
+// ParseStartStopCDB decodes a START STOP UNIT CDB.
 func ParseStartStopCDB(cdb []byte) (s StartStopCDB, ok bool) {
 	if len(cdb) < 6 || Opcode(cdb[0]) != OpStartStopUnit {
 		return s, false
@@ -308,6 +322,7 @@ type ReportOpcodesCDB struct {
 	AllocLen      uint32
 }
 
+// CDB encodes the request.
 func (r ReportOpcodesCDB) CDB() (c CDB) {
 	c.n = 12
 	c.b[0] = byte(OpMaintenanceIn)
@@ -322,6 +337,7 @@ func (r ReportOpcodesCDB) CDB() (c CDB) {
 	return c
 }
 
+// ParseReportOpcodesCDB decodes a REPORT SUPPORTED OPERATION CODES CDB.
 func ParseReportOpcodesCDB(cdb []byte) (r ReportOpcodesCDB, ok bool) {
 	if len(cdb) < 12 || Opcode(cdb[0]) != OpMaintenanceIn || cdb[1]&0x1f != SAReportSupportedOpcodes {
 		return r, false

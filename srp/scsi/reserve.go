@@ -85,6 +85,7 @@ func PersistentReserveIn(serviceAction uint8, allocLen uint16) (c CDB) {
 	return c
 }
 
+// ParsePersistentReserveIn decodes a PERSISTENT RESERVE IN CDB; allocLen is in bytes.
 func ParsePersistentReserveIn(cdb []byte) (serviceAction uint8, allocLen uint16, ok bool) {
 	if len(cdb) < 10 || Opcode(cdb[0]) != OpPersistentReserveIn {
 		return 0, 0, false
@@ -102,6 +103,7 @@ func PersistentReserveOut(serviceAction uint8, t ReservationType, paramLen uint3
 	return c
 }
 
+// ParsePersistentReserveOut decodes a PERSISTENT RESERVE OUT CDB; paramLen is in bytes.
 func ParsePersistentReserveOut(cdb []byte) (serviceAction, scope uint8, t ReservationType, paramLen uint32, ok bool) {
 	if len(cdb) < 10 || Opcode(cdb[0]) != OpPersistentReserveOut {
 		return 0, 0, 0, 0, false
@@ -121,6 +123,7 @@ type PROutParams struct {
 // PROutParamsLen is the size of the basic list.
 const PROutParamsLen = prOutParameterListSize
 
+// Append appends the list's 24 bytes.
 func (p PROutParams) Append(dst []byte) []byte {
 	var b [PROutParamsLen]byte
 	be.PutUint64(b[0:], p.Key)
@@ -131,6 +134,7 @@ func (p PROutParams) Append(dst []byte) []byte {
 	return append(dst, b[:]...)
 }
 
+// ParsePROutParams reads the basic list; what follows its 24 bytes is not looked at.
 func ParsePROutParams(b []byte) (p PROutParams, err error) {
 	if len(b) < PROutParamsLen {
 		return p, shortError("PERSISTENT RESERVE OUT parameter list", len(b), PROutParamsLen)
@@ -150,6 +154,7 @@ type PRMoveParams struct {
 	TransportID           []byte
 }
 
+// Append appends the list: 24 bytes and the transport id.
 func (p PRMoveParams) Append(dst []byte) []byte {
 	var b [24]byte
 	be.PutUint64(b[0:], p.Key)
@@ -162,6 +167,7 @@ func (p PRMoveParams) Append(dst []byte) []byte {
 	return append(dst, p.TransportID...)
 }
 
+// ParsePRMoveParams reads the list; TransportID aliases b.
 func ParsePRMoveParams(b []byte) (p PRMoveParams, err error) {
 	if len(b) < 24 {
 		return p, shortError("REGISTER AND MOVE parameter list", len(b), 24)
@@ -227,6 +233,7 @@ type PRReservation struct {
 	Type       ReservationType
 }
 
+// Append appends READ RESERVATION data.
 func (r PRReservation) Append(dst []byte) []byte {
 	dst = be.AppendUint32(dst, r.Generation)
 	if !r.Held {
@@ -237,6 +244,7 @@ func (r PRReservation) Append(dst []byte) []byte {
 	return append(dst, 0, 0, 0, 0, 0, r.Scope<<4|byte(r.Type)&0xf, 0, 0)
 }
 
+// ParsePRReservation reads READ RESERVATION data: 8 bytes, or 24 when there is a reservation.
 func ParsePRReservation(b []byte) (r PRReservation, err error) {
 	if len(b) < 8 {
 		return r, shortError("READ RESERVATION data", len(b), 8)
@@ -319,6 +327,7 @@ type PRCapabilities struct {
 	TypeMask             uint16 // bit n: reservation type n is supported; valid when not 0
 }
 
+// Append appends REPORT CAPABILITIES data.
 func (c PRCapabilities) Append(dst []byte) []byte {
 	var b [8]byte
 	be.PutUint16(b[0:], 8)
@@ -336,6 +345,7 @@ func (c PRCapabilities) Append(dst []byte) []byte {
 	return append(dst, b[:]...)
 }
 
+// ParsePRCapabilities reads REPORT CAPABILITIES data, of which 6 bytes are needed.
 func ParsePRCapabilities(b []byte) (c PRCapabilities, err error) {
 	if len(b) < 6 {
 		return c, shortError("REPORT CAPABILITIES data", len(b), 6)

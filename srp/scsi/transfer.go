@@ -179,26 +179,32 @@ func Write6(lba uint32, blocks uint16) CDB {
 	return Transfer{Op: OpWrite6, LBA: uint64(lba), Blocks: uint32(blocks)}.CDB()
 }
 
+// Read10 reads blocks blocks at lba; 0 reads none.
 func Read10(lba uint32, blocks uint16) CDB {
 	return Transfer{Op: OpRead10, LBA: uint64(lba), Blocks: uint32(blocks)}.CDB()
 }
 
+// Write10 writes blocks blocks at lba; 0 writes none.
 func Write10(lba uint32, blocks uint16) CDB {
 	return Transfer{Op: OpWrite10, LBA: uint64(lba), Blocks: uint32(blocks)}.CDB()
 }
 
+// Read12 is Read10 with a 32-bit count.
 func Read12(lba, blocks uint32) CDB {
 	return Transfer{Op: OpRead12, LBA: uint64(lba), Blocks: blocks}.CDB()
 }
 
+// Write12 is Write10 with a 32-bit count.
 func Write12(lba, blocks uint32) CDB {
 	return Transfer{Op: OpWrite12, LBA: uint64(lba), Blocks: blocks}.CDB()
 }
 
+// Read16 is Read10 with a 64-bit address and a 32-bit count.
 func Read16(lba uint64, blocks uint32) CDB {
 	return Transfer{Op: OpRead16, LBA: lba, Blocks: blocks}.CDB()
 }
 
+// Write16 is Write10 with a 64-bit address and a 32-bit count.
 func Write16(lba uint64, blocks uint32) CDB {
 	return Transfer{Op: OpWrite16, LBA: lba, Blocks: blocks}.CDB()
 }
@@ -208,6 +214,7 @@ func Verify10(lba uint32, blocks uint16, bytchk uint8) CDB {
 	return Transfer{Op: OpVerify10, LBA: uint64(lba), Blocks: uint32(blocks), BytChk: bytchk}.CDB()
 }
 
+// Verify16 is Verify10 with the long form.
 func Verify16(lba uint64, blocks uint32, bytchk uint8) CDB {
 	return Transfer{Op: OpVerify16, LBA: lba, Blocks: blocks, BytChk: bytchk}.CDB()
 }
@@ -217,6 +224,7 @@ func SynchronizeCache10(lba uint32, blocks uint16) CDB {
 	return Transfer{Op: OpSynchronizeCache10, LBA: uint64(lba), Blocks: uint32(blocks)}.CDB()
 }
 
+// SynchronizeCache16 is SynchronizeCache10 with the long form.
 func SynchronizeCache16(lba uint64, blocks uint32) CDB {
 	return Transfer{Op: OpSynchronizeCache16, LBA: lba, Blocks: blocks}.CDB()
 }

@@ -208,6 +208,7 @@ func (c BlockCharacteristics) Append(dst []byte) []byte {
 	return append(dst, b[:]...)
 }
 
+// BlockCharacteristics reads page B1h; 4 bytes behind the header are needed.
 func (v VPD) BlockCharacteristics() (c BlockCharacteristics, err error) {
 	if len(v.Data) < 4 {
 		return c, shortError("block device characteristics page", len(v.Data)+4, 8)
@@ -243,6 +244,7 @@ func (p Provisioning) Append(dst []byte) []byte {
 	return append(dst, b[:]...)
 }
 
+// Provisioning reads page B2h; 3 bytes behind the header are needed.
 func (v VPD) Provisioning() (p Provisioning, err error) {
 	b := v.Data
 	if len(b) < 3 {

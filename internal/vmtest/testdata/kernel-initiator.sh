@@ -70,20 +70,45 @@ round() { # round RXE LUNS...: logs in, makes a file system on LUN 0 and 1, look
 
 luns="--lun 0=ram:64m --lun 1=file:/tmp/disk,size=64m --lun 300=ram:16m,bs=4096 --simple-luns"
 
-say "kernel initiator on rxe1, target-emu on softroce"
-start ip netns exec peer -- --device softroce:10.1.0.2 $luns
-round rxe1
+# In the scenarios with a namespace the target is a userspace one there, else it shares the kernel's device with the initiator.
+case $VMTEST_SCENARIO in
+netns*)
+	rxe=rxe1
+	target() { start ip netns exec peer -- --device softroce:10.1.0.2 $luns "$@"; }
+	target6() { start ip netns exec peer -- --device softroce:fd01::2 $luns "$@"; }
+	;;
+*)
+	rxe=rxe0
+	target() { start -- --device rxe0 --listen 10.0.0.1 $luns "$@"; }
+	target6() { start -- --device rxe0 --listen fd00::1 $luns "$@"; }
+	;;
+esac
+
+say "kernel initiator on $rxe, target-emu over IPv4"
+target
+round $rxe
 stop
-grep -c "RNR\|retry" /tmp/target.err || true
+
+say "over IPv6, without immediate data"
+target6 --no-immediate --completion poll
+round $rxe
+stop
 
 say "aborts: the kernel gives up on a command that is never answered, and goes on"
 printf 'cmd op=read nth=40 : drop\n' >/tmp/faults
-start ip netns exec peer -- --device softroce:10.1.0.2 $luns --faults /tmp/faults
-host=$(srp_login rxe1 "$login")
+target --faults /tmp/faults
+host=$(srp_login $rxe "$login")
 dev=$(lun_dev $host 0)
 echo 3 >/sys/block/${dev#/dev/}/device/timeout
 dd if=$dev of=/dev/null bs=4k count=200 iflag=direct 2>/dev/null || die "read with an abort"
 dmesg | grep -q "SRP abort" || die "no abort was sent"
 srp_logout $host
+stop
+
+say "refusals in the kernel's words"
+target --acl 192.0.2.1
+dmesg -c >/dev/null
+srp_login $rxe "$login" 2>/dev/null && die "admitted in spite of the access list"
+dmesg | grep -q "LOGIN REJECTED, reason 0x00010003" || die "not refused with 0x00010003"
 stop
 say "done"
