@@ -1,3 +1,4 @@
+# make demo    see it work on this machine: no privileges, no RDMA device, under 90 s
 # make check   build, vet, lint, unit tests, race detector, house rules: some minutes, no privileges
 # make test    check, and the tests that run in guests with real kernels 6.1 and 6.12; what CI runs
 # make help    the other targets
@@ -19,10 +20,25 @@ RACE := $(patsubst %,./%/...,$(wildcard completion rdma srp target-emu bench))
 # No cgo in what is shipped; the race detector alone needs it.
 export CGO_ENABLED := 0
 
-.PHONY: help build check vet format lint unit race test guest deps guest-shell fuzz clean
+.PHONY: help demo binaries bench-peers bench-fio build check vet format lint unit race test guest deps guest-shell fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: binaries ## target and initiator on this machine's loopback: list, write, verify, compare completion modes
+	@bash internal/demo/demo.sh bin
+
+binaries: ## the two commands, static, in bin/
+	@command -v $(GO) >/dev/null || { echo "Go is missing: install Debian's package golang or Go from its own site, version $$(sed -n 's/^go //p' go.mod) or newer"; exit 2; }
+	$(GO) build -trimpath -o bin/ ./cmd/...
+
+bench-peers: binaries ## beside tgt, nbdkit and the machine's limit, on loopback (some ten minutes; docs/benchmarks.md)
+	$(GO) build -trimpath -o bin/ ./bench/limit ./bench/versus
+	bin/versus peers --json bin/peers.json
+
+bench-fio: binaries ## beside fio on the kernel's ib_srp, in a guest: KERNEL=6.1|6.12
+	$(GO) build -trimpath -o bin/ ./bench/versus
+	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator --file bin/versus --out bin -- /root/versus fio --json '$$VMTEST_OUT/fio.json'
 
 build: ## build all for amd64 and arm64
 	$(GO) build ./...
