@@ -657,3 +657,42 @@ func TestParseMode(t *testing.T) {
 		t.Error("ParseMode accepts napi")
 	}
 }
+
+// TestWaitAny waits on two instances whose completions come from either, in every mix of modes.
+func TestWaitAny(t *testing.T) {
+	for _, m0 := range Modes() {
+		for _, m1 := range Modes() {
+			var w Waiter
+			var members []*Instance
+			var queues []*nullCQ
+			for _, m := range []Mode{m0, m1} {
+				i, q := open(t, 64, Config{Mode: m}, func([]verbs.WorkCompletion) { w.Signal() })
+				members, queues = append(members, i), append(queues, q)
+			}
+			for n := range rounds(1000) {
+				go queues[n/3%2].complete(verbs.WorkCompletion{})
+				if !WaitAny(&w, time.Now().Add(stall), members) {
+					t.Fatalf("%v and %v: completion %d lost; %+v %+v", m0, m1, n, members[0].Stats(), members[1].Stats())
+				}
+			}
+			if WaitAny(&w, time.Now().Add(3*time.Millisecond), members) {
+				t.Errorf("%v and %v: signaled by nobody", m0, m1)
+			}
+		}
+	}
+	var w Waiter
+	cycle := func() {}
+	var members []*Instance
+	for range 2 {
+		i, q := open(t, 64, Config{Mode: Direct}, func([]verbs.WorkCompletion) { w.Signal() })
+		members = append(members, i)
+		cycle = func() {
+			q.complete(verbs.WorkCompletion{})
+			WaitAny(&w, time.Time{}, members)
+		}
+	}
+	cycle()
+	if n := testing.AllocsPerRun(1000, cycle); n != 0 && !raceEnabled {
+		t.Errorf("%v allocations per wait", n)
+	}
+}

@@ -412,3 +412,63 @@ func (w *Waiter) Wait(deadline time.Time) bool {
 		}
 	}
 }
+
+// WaitAny is Instance.Wait for a goroutine that depends on several instances, as a device stacked on several sessions
+// makes it: it polls all of them in turn. That is done only if each is in a mode where waiters poll; else it blocks, and
+// each member is reaped as its mode says. A member that somebody else reaps just now is passed over.
+func WaitAny(w *Waiter, deadline time.Time, members []*Instance) bool {
+	if len(members) == 1 {
+		return members[0].Wait(w, deadline)
+	}
+	w.prepare()
+	began := now()
+	until := began
+	for k, i := range members {
+		if !i.Mode().polledByWaiters() {
+			until = began
+			break
+		}
+		if u := began + int64(i.spin()); k == 0 || u < until {
+			until = u
+		}
+	}
+	end := int64(1<<63 - 1)
+	if !deadline.IsZero() {
+		end = began + int64(time.Until(deadline))
+	}
+	for at := began; ; at = now() {
+		if w.take() {
+			return true
+		}
+		if at >= end {
+			return false
+		}
+		if at >= until {
+			break
+		}
+		work := 0
+		for _, i := range members {
+			n, _ := i.Poll(i.weight)
+			work += n
+		}
+		if work == 0 {
+			giveWay()
+		}
+	}
+	for _, i := range members {
+		i.parked.Add(1)
+		defer i.parked.Add(-1)
+	}
+	for {
+		for _, i := range members {
+			i.needNotification()
+		}
+		inTime := w.block(deadline)
+		if w.take() {
+			return true
+		}
+		if !inTime {
+			return false
+		}
+	}
+}
