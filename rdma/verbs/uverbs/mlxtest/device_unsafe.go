@@ -90,6 +90,7 @@ type uar struct {
 	mem    []byte
 	handle uint32
 	id     uint32
+	freed  bool
 }
 
 // word takes a register's word away: 0 when nothing was stored since.

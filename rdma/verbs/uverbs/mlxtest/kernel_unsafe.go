@@ -91,6 +91,7 @@ func (k *calls) Ioctl(c *kernel.Ioctl) error {
 	case [2]uint16{abi.ObjectDevice, abi.MethodGetContext}:
 		e := k.fam.context(k.device, din, dout)
 		put32(abi.AttrNumCompVectors, compVectors)
+		put32(abi.AttrCoreSupport, 1) // optional memory region access flags
 		return err(e)
 	case [2]uint16{abi.ObjectDevice, abi.MethodQueryPort}:
 		out := as[abi.QueryPortRespEx](at(abi.AttrQueryPortResp).Data)
@@ -123,8 +124,8 @@ func (k *calls) Ioctl(c *kernel.Ioctl) error {
 		return nil
 	case [2]uint16{abi.ObjectMLX5UAR, abi.MethodMLX5UARDestroy}:
 		for _, u := range k.uars {
-			if uint64(u.handle) == at(abi.AttrMLX5UARDestroyHandle).Value {
-				u.handle = 0
+			if uint64(u.handle) == at(abi.AttrMLX5UARDestroyHandle).Value && !u.freed {
+				u.freed = true
 				return nil
 			}
 		}
@@ -199,7 +200,7 @@ const dynamicUAR = 0x900000
 
 func (d *device) handle() uint32 {
 	d.nextHandle++
-	return d.nextHandle
+	return d.nextHandle - 1
 }
 
 func (d *device) newUAR() (*uar, unix.Errno) {
@@ -358,10 +359,11 @@ func (k *calls) write(c *kernel.Write) unix.Errno {
 }
 
 func (d *device) limits(r *abi.QueryDeviceResp) {
+	// As the recordings' kernel answers.
 	*r = abi.QueryDeviceResp{FWVer: 16<<32 | 35<<16 | 2000, MaxMRSize: 1<<64 - 1, PageSizeCap: 0xfffff000, VendorID: 0x2c9, VendorPartID: 0x1017,
-		MaxQP: 0x40000, MaxQPWR: 0x8000, MaxSGE: 30, MaxSGERd: 30, MaxCQ: 0x10000, MaxCQE: 0x3fffff, MaxMR: 0x100000, MaxPD: 0x10000,
-		MaxQPRdAtom: 16, MaxQPInitRdAtom: 16, MaxMW: 0x100000, MaxPKeys: pkeyTableLen, LocalCAAckDelay: 16, PhysPortCnt: 1,
-		DeviceCapFlags: abi.DeviceMemWindow | abi.DeviceMemWindowType2B}
+		MaxQP: 0x40000, MaxQPWR: 0x8000, DeviceCapFlags: 0x221c16, MaxSGE: 30, MaxSGERd: 30, MaxCQ: 1 << 24, MaxCQE: 0x3fffff, MaxMR: 1 << 24, MaxPD: 1 << 24,
+		MaxQPRdAtom: 16, MaxResRdAtom: 0x400000, MaxQPInitRdAtom: 16, AtomicCap: 1, MaxMW: 1 << 24, MaxAH: 0x7fffffff,
+		MaxSRQ: 0x800000, MaxSRQWR: 0x7fff, MaxSRQSGE: 31, MaxPKeys: 128, LocalCAAckDelay: 16, PhysPortCnt: 1}
 	if d.cfg.Family == "mlx4" {
 		r.FWVer, r.MaxQPWR, r.MaxSGE, r.VendorPartID = 2<<32|42<<16|5000, 16351, 32, 0x1003
 	}
@@ -370,9 +372,10 @@ func (d *device) limits(r *abi.QueryDeviceResp) {
 }
 
 func (d *device) port(r *abi.QueryPortResp) {
-	*r = abi.QueryPortResp{MaxMsgSz: 1 << 30, GIDTblLen: gidTableLen, PKeyTblLen: pkeyTableLen, State: uint8(verbs.PortActive), MaxMTU: uint8(verbs.MTU4096),
-		ActiveMTU: uint8(verbs.MTU1024), MaxVLNum: 4, ActiveWidth: 2, ActiveSpeed: 32, PhysState: 5, LinkLayer: uint8(verbs.LinkEthernet)}
+	*r = abi.QueryPortResp{PortCapFlags: 0x04010000, MaxMsgSz: 1 << 30, GIDTblLen: 256, PKeyTblLen: 1, State: uint8(verbs.PortActive), MaxMTU: uint8(verbs.MTU4096),
+		ActiveMTU: uint8(verbs.MTU1024), SubnetTimeout: 18, ActiveWidth: 2, ActiveSpeed: 32, PhysState: 5, LinkLayer: uint8(verbs.LinkEthernet)}
 	if d.cfg.InfiniBand {
+		r.GIDTblLen, r.PKeyTblLen = 8, 128
 		r.LID, r.SMLID, r.ActiveMTU, r.LinkLayer = d.lid, 1, uint8(verbs.MTU4096), uint8(verbs.LinkInfiniBand)
 	}
 }

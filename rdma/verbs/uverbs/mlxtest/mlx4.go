@@ -19,7 +19,7 @@ func (mlx4Model) context(d *device, in, out []byte) unix.Errno {
 	if d.cfg.NoBlueFlame {
 		r.BFRegSize, r.BFRegsPerPage = 0, 0
 	}
-	if d.cfg.Legacy {
+	if d.cfg.Legacy || d.cfg.CQE32 {
 		r.DevCaps, r.CQESize = 0, 32
 	}
 	return 0
@@ -37,7 +37,7 @@ func (mlx4Model) createCQ(d *device, c *cq, in, out []byte) unix.Errno {
 		return unix.EINVAL
 	}
 	c.buf, c.db, c.size = q.BufAddr, q.DBAddr, 64
-	if d.cfg.Legacy {
+	if d.cfg.Legacy || d.cfg.CQE32 {
 		c.size = 32
 	}
 	b := user(c.buf, int(c.entries)*c.size)

@@ -29,6 +29,9 @@ func (mlx5Model) context(d *device, in, out []byte) unix.Errno {
 	if d.cfg.Legacy || d.cfg.StaticUARs || q == nil || q.LibCaps&abi.MLX5LibDynUAR == 0 {
 		r.TotBfregs, r.CompMask, r.NumDynBfregs = 16, 3, 512
 	}
+	if d.cfg.NoECE {
+		r.CompMask = 3
+	}
 	if d.cfg.Legacy || q == nil || q.MaxCQEVersion == 0 {
 		r.CQEVersion = 0
 	}
@@ -88,6 +91,7 @@ func (mlx5Model) createQP(d *device, q *qp, want caps, in, out []byte) (caps, un
 	q.sqCount, q.rqCount, q.rqShift, q.sqShift = r.SQWQECount, r.RQWQECount, int(r.RQWQEShift), 6
 	q.sqOff = int(r.RQWQECount) << r.RQWQEShift
 	q.scatter = r.Flags&abi.MLX5QPScatterCQE != 0
+	resp.ECEOptions = r.ECEOptions
 	if d.dynamic() {
 		q.uar = r.BfregIndex
 		resp.BfregIndex = r.BfregIndex

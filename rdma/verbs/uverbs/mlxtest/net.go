@@ -24,6 +24,8 @@ type Config struct {
 	Legacy      bool
 	StaticUARs  bool // mlx5: the ioctl interface, but a kernel without UAR objects
 	NoBlueFlame bool
+	NoECE       bool // mlx5: a kernel that does not know enhanced connection establishment
+	CQE32       bool // mlx4: 32-byte completion entries
 	// Getenv stands for the environment; nil has none of the MLX5_* switches.
 	Getenv func(string) string
 }
@@ -148,9 +150,6 @@ func (d *device) sysfs() fstest.MapFS {
 	dir := "class/infiniband/" + d.name
 	put(dir+"/node_guid", fmt.Sprintf("%04x:%04x:%04x:%04x", d.guid>>48, d.guid>>32&0xffff, d.guid>>16&0xffff, d.guid&0xffff))
 	put(dir+"/ports/1/pkeys/0", "0xffff")
-	for i := 1; i < pkeyTableLen; i++ {
-		put(fmt.Sprintf("%s/ports/1/pkeys/%d", dir, i), "0x0000")
-	}
 	link := "Ethernet"
 	if d.cfg.InfiniBand {
 		link = "InfiniBand"
@@ -169,10 +168,8 @@ func (d *device) sysfs() fstest.MapFS {
 	return fs
 }
 
-const (
-	gidTableLen  = 4
-	pkeyTableLen = 2
-)
+// gidTableLen is how many entries of the port's GID table may be in use.
+const gidTableLen = 2
 
 // gid is entry i of the port's table.
 func (d *device) gid(i int) (verbs.GID, string) {
