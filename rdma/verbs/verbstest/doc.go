@@ -125,6 +125,7 @@ var Cases = []Case{
 	{"SendQueueFull", sendQueueFull},
 	{"RingLaps", ringLaps},
 	{"PSNWrap", psnWrap},
+	{"CounterWrap", counterWrap},
 	{"CompletionQueueHoldsItsCapacity", queueHoldsCapacity},
 	{"PollBounds", pollBounds},
 	{"TwoQueuesPerPair", twoQueues},

@@ -152,6 +152,27 @@ func ringLaps(t TB, p Pair) {
 	}
 }
 
+// counterWrap posts more than 2^16 requests and receives on one queue pair: devices count their ring entries in 16 bits.
+func counterWrap(t TB, p Pair) {
+	const batch, total = 60, 1<<16 + 2000
+	r := newRig(t, p, setup{cap: verbs.QPCap{MaxSendWR: 2 * batch, MaxRecvWR: 2 * batch}})
+	wrs := make([]verbs.SendWorkRequest, batch)
+	recvs := make([]verbs.RecvWorkRequest, batch)
+	for sent := 0; sent < total; sent += batch {
+		for i := range wrs {
+			wrs[i] = verbs.SendWorkRequest{WRID: uint64(sent + i), Opcode: verbs.OpSend}
+			recvs[i] = verbs.RecvWorkRequest{WRID: uint64(sent + i)}
+		}
+		wrs[batch-1].Flags = verbs.SendSignaled
+		r.b.postRecv(recvs...)
+		r.a.post(wrs...)
+		for i, wc := range await(t, r.b.recvCQ, batch) {
+			r.b.check(wc, uint64(sent+i), verbs.WCRecv)
+		}
+		r.a.awaitSend(uint64(sent+batch-1), verbs.WCSend)
+	}
+}
+
 // queueHoldsCapacity lets as many completions pile up as the queue says it holds. The receive queue has room for all of
 // them: an adapter's driver learns from the completions alone that receives were used.
 func queueHoldsCapacity(t TB, p Pair) {
