@@ -76,7 +76,10 @@ func (ch *channel) Wait(events []verbs.CompletionQueue) (int, error) {
 		if stop, err := ch.stop(); stop {
 			return 0, err
 		}
-		_, err := ch.file.Read(ch.buf[:])
+		k, err := ch.file.Read(ch.buf[:])
+		if err == nil && k != len(ch.buf) {
+			err = syscall.EIO // no kernel gives half an event
+		}
 		if err == nil {
 			if n := ch.take(events); n > 0 {
 				return n, nil
@@ -98,6 +101,7 @@ func (ch *channel) WaitThread(events []verbs.CompletionQueue, timeout time.Durat
 	if len(events) == 0 {
 		return 0, fmt.Errorf("uverbs: WaitThread without room for an event: %w", syscall.EINVAL)
 	}
+	ch.poll[0].Revents = 0
 	var end time.Time
 	if timeout >= 0 {
 		end = time.Now().Add(timeout)
@@ -107,7 +111,7 @@ func (ch *channel) WaitThread(events []verbs.CompletionQueue, timeout time.Durat
 			return 0, err
 		}
 		// Often an event is there already: one system call instead of two.
-		_, err := ch.read()
+		err := ch.read()
 		if err == nil {
 			if n := ch.take(events); n > 0 {
 				return n, nil
@@ -167,16 +171,16 @@ func (ch *channel) broken(err error) error {
 }
 
 // read reads one event without waiting.
-func (ch *channel) read() (int, error) {
+func (ch *channel) read() error {
 	for {
 		n, err := unix.Read(ch.fd, ch.buf[:])
 		if err == unix.EINTR {
 			continue
 		}
 		if err == nil && n != len(ch.buf) {
-			return n, unix.EIO
+			return unix.EIO
 		}
-		return n, err
+		return err
 	}
 }
 
@@ -196,7 +200,7 @@ func (ch *channel) take(events []verbs.CompletionQueue) int {
 		if n == len(events) || len(events) == 1 {
 			return n
 		}
-		if _, err := ch.read(); err != nil {
+		if err := ch.read(); err != nil {
 			return n // an error that lasts is met by the next Wait
 		}
 	}
@@ -223,6 +227,11 @@ func (ch *channel) Close() error {
 	if n > 0 {
 		return fmt.Errorf("%s: close completion channel: %d queues use it: %w", ch.ctx.name, n, syscall.EBUSY)
 	}
+	return ch.shut()
+}
+
+// shut is Close without the question who uses the channel.
+func (ch *channel) shut() error {
 	if ch.closed.Swap(true) {
 		return verbs.ErrClosed
 	}

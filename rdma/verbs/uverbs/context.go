@@ -9,12 +9,10 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"srp-initiator/rdma/verbs"
-	"srp-initiator/rdma/verbs/uverbs/internal/abi"
 	"srp-initiator/rdma/verbs/uverbs/internal/kernel"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
 )
@@ -113,8 +111,7 @@ func OpenOn(calls kernel.Calls, fam provider.Family, info provider.Info, sys fs.
 func (c *Context) Name() string     { return c.name }
 func (c *Context) Provider() string { return c.family.Name() }
 
-// fail gives a command's error its context. A kernel that lost the device answers EIO
-// (uverbs_main.c, disassociate) or ENODEV; everybody who waits is then told.
+// fail gives a command's error its context. When it says that the device is gone, everybody who waits is told.
 func (c *Context) fail(doing string, err error) error {
 	if err == nil {
 		return nil
@@ -122,7 +119,7 @@ func (c *Context) fail(doing string, err error) error {
 	if errors.Is(err, os.ErrClosed) {
 		return verbs.ErrClosed
 	}
-	if e, ok := err.(syscall.Errno); ok && (e == syscall.EIO || e == syscall.ENODEV) {
+	if kernel.Gone(err) {
 		c.lost()
 		return fmt.Errorf("%s: %s: %w", c.name, doing, verbs.ErrDeviceGone)
 	}
@@ -207,7 +204,7 @@ func (c *Context) Close() error {
 		x.Destroy()
 	}
 	for _, x := range channels {
-		x.Close()
+		x.shut()
 	}
 	for _, x := range other {
 		x.drop()
@@ -246,4 +243,3 @@ func leave[K comparable](c *Context, set map[K]struct{}, x K) {
 }
 
 var _ verbs.Context = (*Context)(nil)
-var _ = abi.Version

@@ -121,7 +121,11 @@ func (q *queuePair) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error
 	if s := q.state.Load(); s < uint32(verbs.QPReadyToSend) || s == qpDestroyed {
 		return 0, q.wrongState("post a send", s)
 	}
-	return q.impl.PostSend(wrs)
+	posted, err = q.impl.PostSend(wrs)
+	if err != nil {
+		err = q.postError("post a send", err)
+	}
+	return posted, err
 }
 
 // PostRecv implements verbs.QueuePair.
@@ -129,7 +133,19 @@ func (q *queuePair) PostRecv(wrs []verbs.RecvWorkRequest) (posted int, err error
 	if s := q.state.Load(); s == uint32(verbs.QPReset) || s == qpDestroyed {
 		return 0, q.wrongState("post a receive", s)
 	}
-	return q.impl.PostRecv(wrs)
+	posted, err = q.impl.PostRecv(wrs)
+	if err != nil {
+		err = q.postError("post a receive", err)
+	}
+	return posted, err
+}
+
+// postError gives a refused post its context. A full queue is a state, not a failure, and stays as it is.
+func (q *queuePair) postError(doing string, err error) error {
+	if err == verbs.ErrQueueFull {
+		return err
+	}
+	return q.ctx.fail(fmt.Sprintf("%s on QP 0x%06x", doing, q.QPN()), err)
 }
 
 func (q *queuePair) wrongState(doing string, s uint32) error {

@@ -9,7 +9,10 @@
 // seam runs unchanged on a recorded or simulated kernel.
 package kernel
 
-import "syscall"
+import (
+	"errors"
+	"syscall"
+)
 
 // Calls are the system calls on one open uverbs device file. Implementations
 // report the kernel's refusals as syscall.Errno. All methods may be called concurrently;
@@ -71,6 +74,12 @@ type Write struct {
 	Fast bool
 
 	raw, resp []byte // File's encoding and response room, kept for the next issue
+}
+
+// Gone tells from a command's error that the device is no more: the kernel answers EIO once it let go
+// of the device (uverbs_main.c), or ENODEV. What the kernel held for us is gone with it.
+func Gone(err error) bool {
+	return errors.Is(err, syscall.EIO) || errors.Is(err, syscall.ENODEV)
 }
 
 // errno is err as the kernel's number, 0 when it is none.

@@ -61,7 +61,7 @@ type CQ interface {
 	Notified()
 	Capacity() int
 	Handle() uint32
-	// Destroy issues DESTROY_CQ and, when that succeeds, frees the ring.
+	// Destroy issues DESTROY_CQ and, when that succeeds or finds the device gone (kernel.Gone), frees the ring.
 	Destroy() (abi.DestroyCQResp, error)
 }
 
@@ -85,7 +85,7 @@ type QP interface {
 	// Modify issues MODIFY_QP for a change of state from one to the other (equal when req changes no state)
 	// and does what the family's rings need before and after.
 	Modify(req *abi.ModifyQP, from, to verbs.QPState) error
-	// Destroy issues DESTROY_QP and frees the rings. Entries of the queue pair that are still in a completion
+	// Destroy issues DESTROY_QP and, as for a CQ, frees the rings. Entries of the queue pair that are still in a completion
 	// ring must not confuse a later Poll.
 	Destroy() (eventsReported uint32, err error)
 }

@@ -103,7 +103,7 @@ func (c *cq) Handle() uint32 { return c.handle }
 // Destroy implements provider.CQ.
 func (c *cq) Destroy() (abi.DestroyCQResp, error) {
 	resp, err := c.k.DestroyCQ(c.handle)
-	if err == nil {
+	if err == nil || kernel.Gone(err) {
 		c.k.Munmap(c.ring.mem)
 	}
 	return resp, err
@@ -296,7 +296,7 @@ func (q *qp) Modify(req *abi.ModifyQP, from, to verbs.QPState) error {
 // Destroy implements provider.QP.
 func (q *qp) Destroy() (eventsReported uint32, err error) {
 	n, err := q.k.DestroyQP(q.handle)
-	if err == nil {
+	if err == nil || kernel.Gone(err) {
 		q.unmap()
 	}
 	return n, err
