@@ -5,12 +5,18 @@ import (
 	"fmt"
 )
 
+// Errors that callers compare with errors.Is.
 var (
-	ErrClosed       = errors.New("verbs: closed")
-	ErrDeviceGone   = errors.New("verbs: the device is gone")
-	ErrNoEntry      = errors.New("verbs: no such table entry")
+	// ErrClosed: the object, or its context, was closed or destroyed.
+	ErrClosed = errors.New("verbs: closed")
+	// ErrDeviceGone: the kernel or the network let go of the device; everything on it is dead.
+	ErrDeviceGone = errors.New("verbs: the device is gone")
+	// ErrNoEntry: a hole in a GID or P_Key table, or an index past its end.
+	ErrNoEntry = errors.New("verbs: no such table entry")
+	// ErrNotSupported: the provider does not have what was asked for.
 	ErrNotSupported = errors.New("verbs: not supported by this device")
-	ErrQueueFull    = errors.New("verbs: work queue full")
+	// ErrQueueFull: the work queue has no room for the next request until earlier ones complete.
+	ErrQueueFull = errors.New("verbs: work queue full")
 )
 
 // StatusError is a work request that did not succeed.

@@ -108,7 +108,10 @@ func OpenOn(calls kernel.Calls, fam provider.Family, info provider.Info, sys fs.
 	return c, nil
 }
 
-func (c *Context) Name() string     { return c.name }
+// Name implements verbs.Context: the kernel's name of the device.
+func (c *Context) Name() string { return c.name }
+
+// Provider implements verbs.Context: the name of the device family.
 func (c *Context) Provider() string { return c.family.Name() }
 
 // fail gives a command's error its context. When it says that the device is gone, everybody who waits is told.
