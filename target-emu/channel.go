@@ -286,19 +286,18 @@ func (ch *channel) run() {
 	ch.mu.Lock()
 	ch.closing = true
 	ch.mu.Unlock()
-	if ch.silent {
-		// No DREQ: the queue pair just stops answering. The connection is closed when the fault's time is over.
-		_ = ch.qp.Modify(&verbs.QPAttr{State: verbs.QPError}, verbs.QPMaskState)
-	} else {
-		_ = ch.conn.Disconnect()
-	}
 	ch.t.forget(ch)
-	ch.release()
 	if ch.silent {
-		ch.t.closeLater(ch.conn)
-	} else {
-		_ = ch.conn.Close()
+		// No DREQ: in the error state the queue pair just stops answering. It stays until the fault's time is over.
+		_ = ch.qp.Modify(&verbs.QPAttr{State: verbs.QPError}, verbs.QPMaskState)
+		select {
+		case <-time.After(max(ch.t.vanishedFor(), breakTime)):
+		case <-ch.t.stopping:
+		}
 	}
+	_ = ch.conn.Disconnect()
+	ch.release()
+	_ = ch.conn.Close()
 	close(ch.done)
 }
 

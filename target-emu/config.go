@@ -50,6 +50,8 @@ const (
 	txLen = 512
 	// maxLogins is how many logins may be under way at once.
 	maxLogins = 64
+	// breakTime is how long a channel that a fault broke off stays silent before its DREQ.
+	breakTime = 10 * time.Second
 	// loginTimeout ends a login whose peer does not finish it.
 	loginTimeout = 10 * time.Second
 )

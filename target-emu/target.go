@@ -36,7 +36,8 @@ type Target struct {
 
 	listener cm.Listener
 	faults   *faultRun
-	quit     chan struct{} // closed when Serve ends
+	stopping chan struct{} // closed when Serve begins to end
+	quit     chan struct{} // closed when all channels are gone
 	wg       sync.WaitGroup
 
 	tmMu    sync.Mutex
@@ -47,7 +48,6 @@ type Target struct {
 	nexuses  map[iu.PortID]*nexus // guarded by mu; by initiator port
 	sessions int                  // guarded by mu; logins under way count
 	gone     time.Time            // guarded by mu: vanished until then
-	parked   []cm.Conn            // guarded by mu: connections of vanished channels, to be closed later
 
 	logins, rejected, ended atomic.Uint64
 	pending                 atomic.Int32 // logins under way
@@ -68,7 +68,7 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (t *Target, err error
 		return nil, err
 	}
 	t = &Target{
-		ctx: ctx, conn: conn, cfg: cfg, quit: make(chan struct{}), tmWake: make(chan struct{}, 1),
+		ctx: ctx, conn: conn, cfg: cfg, stopping: make(chan struct{}), quit: make(chan struct{}), tmWake: make(chan struct{}, 1),
 		nexuses: map[iu.PortID]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{},
 	}
 	if t.acl, err = ParseACL(cfg.ACL); err != nil {
@@ -162,10 +162,8 @@ func (t *Target) Serve(ctx context.Context, opts ...ServeOption) error {
 		t.faults.start()
 	}
 	err := t.acceptLoop(ctx)
+	close(t.stopping)
 	_ = t.listener.Close()
-	t.mu.Lock()
-	t.gone = time.Time{}
-	t.mu.Unlock()
 	if o.onEnd != nil {
 		o.onEnd(t.Stats())
 	}
@@ -423,7 +421,6 @@ func (t *Target) vanish(d time.Duration) {
 	t.mu.Lock()
 	t.gone = time.Now().Add(d)
 	t.mu.Unlock()
-	time.AfterFunc(d+10*time.Millisecond, t.closeParked)
 	for _, ch := range t.channels() {
 		ch.breakOff()
 	}
@@ -435,7 +432,6 @@ func (ch *channel) breakOff() {
 		ch.silent = true
 		ch.why = errors.New("fault: the channel stops answering")
 		close(ch.stop)
-		time.AfterFunc(loginTimeout, ch.t.closeParked)
 	})
 }
 
@@ -445,30 +441,8 @@ func (t *Target) vanishedFor() time.Duration {
 	return time.Until(t.gone)
 }
 
-// closeLater keeps a silent channel's connection open, so that no DREQ is sent, until the target is back or ends.
-func (t *Target) closeLater(c cm.Conn) {
-	t.mu.Lock()
-	t.parked = append(t.parked, c)
-	t.mu.Unlock()
-}
-
-func (t *Target) closeParked() {
-	t.mu.Lock()
-	if time.Until(t.gone) > 0 {
-		t.mu.Unlock()
-		return
-	}
-	parked := t.parked
-	t.parked = nil
-	t.mu.Unlock()
-	for _, c := range parked {
-		_ = c.Close()
-	}
-}
-
 // free releases what New made.
 func (t *Target) free() {
-	t.closeParked()
 	if t.listener != nil {
 		_ = t.listener.Close()
 	}

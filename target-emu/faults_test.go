@@ -1,0 +1,417 @@
+package targetemu
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"srp-initiator/rdma/verbs"
+)
+
+func TestParseFaults(t *testing.T) {
+	good := `
+# comment
+seed 0x2a
+cmd op=read lun=0 channel=1 every=10 : hold reads count=16 for=1s keep   # trailing comment
+cmd op=0x28,write prob=0.5: delay 1ms..5ms; credits +3
+cmd nth=3 : status busy
+cmd first=5 : status 0x28
+cmd : sense illegal-request 24/00 desc info=0x10 ; duplicate 2
+cmd : sense-raw 70000200000000
+cmd op=tur : ua 2a/09
+cmd : tag random ; tag previous ; tag xor=ff ; tag 0102030405060708
+cmd : residual in-under=512 ; claim sense=4096 ; short 20 ; flags 0x20 ; rsp-data 00000005
+cmd : raw c100
+cmd : send cred-req delta=-2 tag=7 ; send aer-req delta=3 asc=3f/0e lun=1 ; send t-logout reason=1 ; send opcode=7f len=16 ; send raw=81
+cmd : corrupt 1 ; cut 512 ; drop ; shuffle 8 for=50ms
+tmf func=abort : code 5 ; delay 1s
+tmf : drop
+login from=10.0.0.0/8 first=1 : reject 0x00010006
+login : reject-raw c2 ; limit 2 ; max-it 64 ; max-ti 100 ; rsp-flags 0x81 ; formats 2 ; accept-raw c0 ; delay 1s ; ignore ; vanish 2s
+time at=5s : send cred-req delta=1 ; disconnect
+time every=1s channel=0 : release reads ; ua 29/00 ; break
+time at=1h : vanish 20s
+`
+	f, err := ParseFaults(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Seed != 42 || f.Len() != 19 {
+		t.Errorf("seed %d, %d rules", f.Seed, f.Len())
+	}
+	for _, bad := range []string{
+		"seed", "seed x", "cmd", "cmd :", "cmd : ;", "cmd : drop ;", "foo : drop", "cmd op=nonsense : drop", "cmd lun=x : drop", "cmd bogus=1 : drop", "cmd nth=0 : drop",
+		"cmd prob=2 : drop", "cmd prob=NaN : drop", "cmd : nonsense", "cmd : delay", "cmd : delay x", "cmd : delay 5ms..1ms", "cmd : delay -1s", "cmd : delay 1000h", "cmd : status", "cmd : status foo",
+		"cmd : sense", "cmd : sense 5", "cmd : sense 5 2400", "cmd : sense 99 24/00", "cmd : raw zz", "cmd : raw " + strings.Repeat("00", maxFaultRaw+1), "cmd : credits 99999999999",
+		"cmd : reject 1", "login : drop", "login op=read : ignore", "time : drop", "time at=1s : drop", "time at=1s every=1s : disconnect", "time : disconnect", "cmd : send", "cmd : send foo",
+		"cmd : send cred-req delta", "cmd : send cred-req foo=1", "cmd : send opcode=zz", "cmd : send opcode=1 len=0", "cmd : send raw=", "cmd : drop extra", "cmd : duplicate 0", "cmd : short 0",
+		"cmd : claim foo=1", "cmd : residual foo=1", "tmf func=foo : drop", "tmf : code 256", "cmd : code 5", "login : reject", "login from=nowhere : ignore", "cmd op=read", "cmd : tag", "cmd : tag xor=", "cmd at=1s : drop",
+	} {
+		_, err := ParseFaults("# first line\n" + bad)
+		var fe *FaultError
+		if !errors.As(err, &fe) || fe.Line != 2 || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func FuzzParseFaults(f *testing.F) {
+	files, _ := filepath.Glob("testdata/*.faults")
+	for _, name := range files {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(b))
+	}
+	f.Add("cmd op=read nth=2 : hold x count=3 ; send aer-req delta=1 asc=29/00 lun=3\nlogin : reject 0x10001")
+	f.Add("time every=1s : send opcode=82 len=40 tag=1")
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := ParseFaults(s)
+		if err != nil {
+			var fe *FaultError
+			if !errors.As(err, &fe) || fe.Line < 1 {
+				t.Errorf("%v", err)
+			}
+			return
+		}
+		if again, err := ParseFaults(s); err != nil || again.Len() != p.Len() {
+			t.Errorf("second reading: %v", err)
+		}
+	})
+}
+
+// read sends a READ(10) of one block with tag.
+func (p *peer) read(tag uint64, lba uint32) {
+	p.t.Helper()
+	p.send(p.direct(cmdBytes(tag, 0, 1, rw10(0x28, lba, 1)...), int(tag%64)*512, 512))
+}
+
+// TestFaultResponses plays one rule at a time against READ(10) with tag 5 and compares what comes back.
+func TestFaultResponses(t *testing.T) {
+	hexTag := "0000000000000005"
+	ok := "c1000000 00000001 " + hexTag + " 0000 00 00 00000000 00000000 00000000 00000000"
+	for _, tc := range []struct {
+		rule string
+		want []string
+	}{
+		{"credits 0", []string{"c1000000 00000000 " + hexTag + " 0000 00 00 00000000 00000000 00000000 00000000"}},
+		{"credits +3", []string{"c1000000 00000004 " + hexTag + " 0000 00 00 00000000 00000000 00000000 00000000"}},
+		{"credits -2", []string{"c1000000 ffffffff " + hexTag + " 0000 00 00 00000000 00000000 00000000 00000000"}},
+		{"credits =0x7fffffff", []string{"c1000000 7fffffff " + hexTag + " 0000 00 00 00000000 00000000 00000000 00000000"}},
+		{"tag 1122334455667788", []string{"c1000000 00000001 1122334455667788 0000 00 00 00000000 00000000 00000000 00000000"}},
+		{"tag xor=ff", []string{"c1000000 00000001 00000000000000fa 0000 00 00 00000000 00000000 00000000 00000000"}},
+		{"duplicate 2", []string{ok, ok, ok}},
+		{"residual in-under=512", []string{"c1000000 00000001 " + hexTag + " 0000 20 00 00000000 00000200 00000000 00000000"}},
+		{"residual out-over=7", []string{"c1000000 00000001 " + hexTag + " 0000 04 00 00000007 00000000 00000000 00000000"}},
+		{"claim sense=4096 ; flags 0x02", []string{"c1000000 00000001 " + hexTag + " 0000 02 00 00000000 00000000 00001000 00000000"}},
+		{"claim data=0xffffffff ; flags 1", []string{"c1000000 00000001 " + hexTag + " 0000 01 00 00000000 00000000 00000000 ffffffff"}},
+		{"short 20", []string{"c1000000 00000001 " + hexTag + " 0000 00 00"}},
+		{"raw c1", []string{"c1"}},
+		{"rsp-data 00000007", []string{"c1000000 00000001 " + hexTag + " 0000 01 00 00000000 00000000 00000000 00000004 00000007"}},
+		{"status busy", []string{"c1000000 00000001 " + hexTag + " 0000 20 08 00000000 00000200 00000000 00000000"}},
+		{"status task-set-full", []string{"c1000000 00000001 " + hexTag + " 0000 20 28 00000000 00000200 00000000 00000000"}},
+		{"sense medium-error 11/00", []string{"c1000000 00000001 " + hexTag + " 0000 22 02 00000000 00000200 00000012 00000000 700003000000000a 00000000 1100 00 00 0000"}},
+		{"sense-raw 7f01", []string{"c1000000 00000001 " + hexTag + " 0000 22 02 00000000 00000200 00000002 00000000 7f01"}},
+		{"ua 2a/09", []string{"c1000000 00000001 " + hexTag + " 0000 22 02 00000000 00000200 00000012 00000000 700006000000000a 00000000 2a09 00 00 0000"}},
+		{"send cred-req delta=-2 tag=9", []string{"81000000 fffffffe 0000000000000009", ok}},
+		{"send aer-req delta=3 lun=1 asc=29/00", []string{"82000000 00000003 000000000000ae40 00000000 0001000000000000 00000012 00000000 700006000000000a 00000000 2900 00 00 0000", ok}},
+		{"send t-logout reason=1", []string{"80000000 00000001 0000000000000000", ok}},
+		{"send opcode=7f len=20", []string{"7f000000 00000000 0000000000000000 00000000", ok}},
+		{"send raw=8100", []string{"8100", ok}},
+		{"delay 20ms", []string{ok}},
+		{"hold for=20ms", []string{ok}},
+	} {
+		r := newRig(t, Config{}, "cmd op=read first=1 : "+tc.rule)
+		p := r.login(openFabric(t), 1, false)
+		p.read(5, 0)
+		for _, w := range tc.want {
+			if g, want := p.recv(), unhex(t, w); !bytes.Equal(g, want) {
+				t.Errorf("%s:\n got % x\nwant % x", tc.rule, g, want)
+			}
+		}
+		p.read(6, 0) // and the rule is over
+		p.good(p.recv(), 6)
+		p.close()
+		r.stop()
+	}
+}
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := parseHex(strings.Join(strings.Fields(s), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestFaultCorruptAndCut(t *testing.T) {
+	r := newRig(t, Config{}, "cmd op=read nth=1 : corrupt 3\ncmd op=read nth=2 : cut 100")
+	p := r.login(openFabric(t), 1, false)
+	data := p.data(0, 16384)
+	count := func(v byte) (n int) {
+		for _, b := range p.data(0, 16384) {
+			if b == v {
+				n++
+			}
+		}
+		return n
+	}
+	for i := range data {
+		data[i] = 0x5a
+	}
+	p.send(p.direct(cmdBytes(1, 0, 0x10, rw10(0x2a, 0, 32)...), 0, 16384))
+	p.good(p.recv(), 1)
+	for i, want := range []int{16384 - 3, 16384 - 100, 16384} {
+		clear(data)
+		p.send(p.direct(cmdBytes(uint64(2+i), 0, 0x01, rw10(0x28, 0, 32)...), 0, 16384))
+		p.good(p.recv(), uint64(2+i)) // says that all is well
+		if n := count(0x5a); n != want {
+			t.Errorf("read %d: %d good bytes, want %d", i, n, want)
+		}
+	}
+}
+
+// TestFaultOrder: shuffled answers come in the order of the seed, and the same seed gives the same order.
+func TestFaultOrder(t *testing.T) {
+	order := func(seed string) (tags []uint64) {
+		r := newRig(t, Config{}, "seed "+seed+"\ncmd op=read : shuffle 8")
+		p := r.login(openFabric(t), 1, false)
+		for i := range uint64(8) {
+			p.read(i, 0)
+		}
+		for range 8 {
+			tags = append(tags, be.Uint64(p.recv()[8:]))
+		}
+		p.close()
+		r.stop()
+		return tags
+	}
+	a, b, c := order("7"), order("7"), order("8")
+	same := func(x, y []uint64) bool {
+		for i := range x {
+			if x[i] != y[i] {
+				return false
+			}
+		}
+		return true
+	}
+	if !same(a, b) || same(a, c) || same(a, []uint64{0, 1, 2, 3, 4, 5, 6, 7}) {
+		t.Errorf("seed 7: %v and %v, seed 8: %v", a, b, c)
+	}
+}
+
+// TestFaultLateAnswer: an aborted command's answer that comes all the same ("keep").
+func TestFaultLateAnswer(t *testing.T) {
+	r := newRig(t, Config{}, "cmd op=read first=1 : hold late keep\ncmd op=tur : release late")
+	p := r.login(openFabric(t), 1, false)
+	p.read(1, 0)
+	p.send(tmfBytes(0x80000001, 0, 1, 1))
+	p.tmfDone(p.recv(), 0x80000001, 0, 1)
+	p.send(cmdBytes(2, 0, 0))
+	tags := map[uint64]bool{}
+	for range 2 {
+		tags[be.Uint64(p.recv()[8:])] = true
+	}
+	if !tags[1] || !tags[2] {
+		t.Errorf("tags %v", tags)
+	}
+}
+
+func TestFaultTaskManagement(t *testing.T) {
+	r := newRig(t, Config{}, "tmf func=abort nth=1 : code 5\ntmf func=abort nth=2 : short 36\ntmf func=lun-reset : drop\ncmd op=tur : drop")
+	p := r.login(openFabric(t), 1, false)
+	p.send(cmdBytes(1, 0, 0))
+	p.send(tmfBytes(0x80000001, 0, 1, 1))
+	p.tmfDone(p.recv(), 0x80000001, 5, 2)
+	p.send(tmfBytes(0x80000002, 0, 1, 1))
+	if g := p.recv(); len(g) != 36 {
+		t.Errorf("% x", g)
+	}
+	p.send(tmfBytes(0x80000003, 0, 8, 0))
+	if g, err := p.next(100 * time.Millisecond); err != errTimeout {
+		t.Errorf("% x, %v", g, err)
+	}
+}
+
+func TestFaultLogins(t *testing.T) {
+	f := openFabric(t)
+	for _, tc := range []struct{ rule, rej, rsp string }{
+		{"reject 0x00010005", "c2000000 00010005 0102030405060708 0000000000000000 0006", ""},
+		{"reject-raw c2ff", "c2ff", ""},
+		{"limit 2 ; max-it 64 ; max-ti 100 ; formats 2 ; rsp-flags 0x02", "", "c0000000 00000002 0102030405060708 00000040 00000064 0002 02"},
+		{"accept-raw c0ffee", "", "c0ffee00"},
+		{"delay 50ms", "", "c0000000 00000080"},
+	} {
+		r := newRig(t, Config{}, "login first=1 : "+tc.rule)
+		p := newPeer(t, f)
+		rej := p.connect(r, loginBytes(1, r.target.PortID(), false))
+		if tc.rej != "" {
+			if want := unhex(t, tc.rej); !bytes.HasPrefix(rej, want) {
+				t.Errorf("%s: % x", tc.rule, rej)
+			}
+			if rej := newPeer(t, f).connect(r, loginBytes(1, r.target.PortID(), false)); rej != nil {
+				t.Errorf("%s: the second login is refused too", tc.rule)
+			}
+		} else if want := unhex(t, tc.rsp); rej != nil || !bytes.HasPrefix(p.rsp, want) {
+			t.Errorf("%s: % x, % x", tc.rule, rej, p.rsp)
+		}
+		p.close()
+		r.stop()
+	}
+}
+
+func TestFaultEnds(t *testing.T) {
+	f := openFabric(t)
+	r := newRig(t, Config{}, "cmd op=tur nth=1 : send t-logout reason=1 ; disconnect\ncmd op=tur nth=2 : break\ncmd op=tur nth=3 : vanish 500ms")
+	p := r.login(f, 1, false)
+	p.sendOnly(cmdBytes(1, 0, 0))
+	if g, err := p.next(5 * time.Second); err != nil || g[0] != 0x80 || g[7] != 1 {
+		t.Errorf("% x, %v", g, err)
+	}
+	p.gone(5 * time.Second)
+	// break: no DREQ comes, and nothing is answered any more.
+	p = r.login(f, 1, false)
+	p.sendOnly(cmdBytes(2, 0, 0))
+	if g, err := p.next(300 * time.Millisecond); err == nil {
+		t.Errorf("answered with % x", g)
+	}
+	select {
+	case <-p.conn.Done():
+		t.Error("a DREQ came")
+	default:
+	}
+	p.close()
+	// vanish: neither, and logins wait until it is back.
+	p = r.login(f, 1, false)
+	start := time.Now()
+	p.sendOnly(cmdBytes(3, 0, 0))
+	for len(r.target.Stats().Channels) > 0 && time.Since(start) < 5*time.Second {
+		time.Sleep(time.Millisecond)
+	}
+	p.close()
+	for time.Since(start) < 600*time.Millisecond {
+		time.Sleep(10 * time.Millisecond)
+	}
+	p = r.login(f, 1, false)
+	p.send(cmdBytes(4, 0, 0))
+	p.good(p.recv(), 4)
+}
+
+func TestFaultTimes(t *testing.T) {
+	r := newRig(t, Config{}, "time every=50ms : send cred-req delta=1\ntime at=300ms : send raw=ff ; disconnect\ncmd : hold\ntime at=200ms : release")
+	p := r.login(openFabric(t), 1, false)
+	p.send(cmdBytes(1, 0, 0))
+	kinds := map[byte]int{}
+	for {
+		g, err := p.next(3 * time.Second)
+		if err != nil {
+			break
+		}
+		kinds[g[0]]++
+	}
+	if kinds[0x81] < 2 || kinds[0xff] != 1 || kinds[0xc1] != 1 {
+		t.Errorf("units by opcode: %v", kinds)
+	}
+	p.gone(5 * time.Second)
+}
+
+// TestNoAllocation asserts that a READ and a WRITE of 4 KiB cost no allocation in this process, initiator's device included.
+func TestNoAllocation(t *testing.T) {
+	r := newRig(t, Config{}, "")
+	p := r.login(openFabric(t), 1, false)
+	read := p.direct(cmdBytes(1, 0, 1, rw10(0x28, 0, 8)...), 0, 4096)
+	write := p.direct(cmdBytes(2, 0, 0x10, rw10(0x2a, 8, 8)...), 0, 4096)
+	tx := p.mem.Slice(peerTx, 16384)
+	copy(tx, read)
+	copy(tx[1024:], write)
+	var sends [1]verbs.SendWorkRequest
+	sge := make([]verbs.SGE, 1)
+	rx := []verbs.RecvWorkRequest{{SGList: make([]verbs.SGE, 1)}}
+	wcs := make([]verbs.WorkCompletion, 16)
+	one := func(off, n int) {
+		sge[0] = verbs.SGE{Addr: p.mr.Addr() + peerTx + uint64(off), Length: uint32(n), LKey: p.mr.LKey()}
+		sends[0] = verbs.SendWorkRequest{WRID: 1 << 32, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: sge}
+		if _, err := p.qp.PostSend(sends[:]); err != nil {
+			t.Fatal(err)
+		}
+		sent, got := false, false
+		for limit := time.Now().Add(10 * time.Second); !sent || !got; {
+			n := p.cq.Poll(wcs)
+			for _, wc := range wcs[:n] {
+				if wc.Status != verbs.WCSuccess {
+					t.Fatal(wc.Status)
+				}
+				if wc.WRID >= 1<<32 {
+					sent = true
+					continue
+				}
+				got = true
+				rx[0].WRID = wc.WRID
+				rx[0].SGList[0] = verbs.SGE{Addr: p.mr.Addr() + wc.WRID*peerSlot, Length: peerSlot, LKey: p.mr.LKey()}
+				if _, err := p.qp.PostRecv(rx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n == 0 {
+				if time.Now().After(limit) {
+					t.Fatal("no answer")
+				}
+				runtime.Gosched() // AllocsPerRun runs on one CPU
+			}
+		}
+	}
+	for range 100 { // whatever grows has grown
+		one(0, len(read))
+		one(1024, len(write))
+	}
+	if n := testing.AllocsPerRun(500, func() {
+		one(0, len(read))
+		one(1024, len(write))
+	}); n != 0 {
+		t.Errorf("%v allocations for a READ and a WRITE", n)
+	}
+}
+
+// TestJunk sends random units; whatever the target does with them, it serves others afterwards.
+func TestJunk(t *testing.T) {
+	r := newRig(t, Config{}, "", "0=ram:1m")
+	f := openFabric(t)
+	rnd := rand.New(rand.NewPCG(9, 9))
+	ops := []byte{0x00, 0x01, 0x02, 0x02, 0x02, 0x41, 0x42, 0xc1, 0xff}
+	for range 60 {
+		p := r.login(f, 7, false)
+		for range 20 {
+			b := make([]byte, 1+rnd.IntN(200))
+			for i := range b {
+				b[i] = byte(rnd.Uint32())
+			}
+			b[0] = ops[rnd.IntN(len(ops))]
+			if len(b) > 48 && rnd.IntN(2) == 0 {
+				b[5] = []byte{0, 1, 2, 0x10, 0x20, 0x30}[rnd.IntN(6)]
+				b[6], b[7], b[31] = byte(rnd.IntN(4)), byte(rnd.IntN(4)), 0
+				copy(b[20:28], make([]byte, 8))
+				copy(b[32:], rw10([]byte{0x28, 0x2a, 0x12, 0x42, 0x41}[rnd.IntN(5)], uint32(rnd.IntN(100)), uint16(rnd.IntN(4))))
+			}
+			copy(p.mem.Slice(peerTx, 16384), b)
+			w := []verbs.SendWorkRequest{{WRID: 1 << 32, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: []verbs.SGE{{Addr: p.mr.Addr() + peerTx, Length: uint32(len(b)), LKey: p.mr.LKey()}}}}
+			if _, err := p.qp.PostSend(w); err != nil {
+				break
+			}
+			if _, err := p.poll(); err != nil {
+				break
+			}
+		}
+		p.close()
+	}
+	p := r.login(f, 8, false)
+	p.send(cmdBytes(1, 0, 0))
+	p.good(p.recv(), 1)
+}
