@@ -21,6 +21,11 @@ const (
 )
 
 const (
+	// ackDelay lets an acknowledgement to a peer of this implementation wait for the next request or answer and travel with it: a
+	// datagram of its own costs as much as one with data. It is what a peer waits at most for the completion of a lone SEND or WRITE, and far below every ACK timeout.
+	ackDelay = 100 * time.Microsecond
+	// ackEvery is how many packets may wait for one acknowledgement: half the window.
+	ackEvery = 64
 	// watchdog bounds how long work may lie when a poller has stopped polling without arming its queue.
 	watchdog = time.Millisecond
 	// receiveRounds bounds the batches of one turn, so that completions are reaped in between.

@@ -148,6 +148,9 @@ func (q *queuePair) modify(a *verbs.QPAttr, mask verbs.QPAttrMask) error {
 func (q *queuePair) setSoft(yes bool) {
 	q.soft = yes
 	q.group = yes && q.d.link.GSO()
+	if yes {
+		q.rc.SetTuning(rc.Tuning{AckDelay: ackDelay, AckEvery: ackEvery})
+	}
 }
 
 // fail moves the queue pair to the error state.

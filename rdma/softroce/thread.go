@@ -31,21 +31,18 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 			ch.afterThread()
 			return n, err
 		}
-		// Who comes first watches the socket, and turns once before it sleeps: what is there already wakes nobody.
+		// Who comes first watches the socket. poll(2) tells what is there already as well as what comes.
 		d.mu.Lock()
 		leader := d.threads == 0 && !d.closed
 		wait := time.Duration(-1)
 		if leader {
-			d.turn()
-			if len(d.notify) > 0 {
-				d.unlock()
-				continue
-			}
+			d.polls++
 			d.threads++
 			if d.armed {
 				d.armed = false
 				d.link.Disarm()
 			}
+			d.flushDeferred()
 			// Timers are the pump's; only with packets left unsent is it quicker to look again oneself.
 			if d.tx.stalled() {
 				wait = watchdog
@@ -74,12 +71,13 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 			unix.Read(ch.event, b[:])
 		}
 		if leader {
+			ch.awake()
 			d.mu.Lock()
 			d.threads--
 			if fds[1].Revents != 0 && !d.closed {
 				d.turn()
 			}
-			// Whoever else waits is the pump's business until the next WaitThread; this thread's own queue is about to be polled.
+			// This thread's own queue is about to be polled. Who else waits is the pump's business until the next WaitThread.
 			d.wakeAt(d.now().Add(watchdog))
 			if d.waiting > 0 && !d.armed && !d.closed {
 				d.armed = true
@@ -95,6 +93,13 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 			return n, err
 		}
 	}
+}
+
+// awake notes that the thread looks at the channel itself before it sleeps again: its eventfd need not be signalled.
+func (ch *channel) awake() {
+	ch.mu.Lock()
+	ch.inThread = false
+	ch.mu.Unlock()
 }
 
 // afterThread gives the eventfd back once the channel is closed.

@@ -23,8 +23,15 @@ const controlSize = 64
 
 // fired takes the armed event if it has come.
 func (s *Socket) fired() bool {
+	if !s.armed.Load() {
+		return false // one that is armed after this look wakes who parks after it
+	}
 	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(s.ep), uintptr(unsafe.Pointer(&s.event[0])), 1, 0, 0, 0)
-	return e == 0 && n == 1
+	if e != 0 || n != 1 {
+		return false
+	}
+	s.armed.Store(false)
+	return true
 }
 
 // receiver owns the receive buffers. What Receive returns points into them until the next Receive.

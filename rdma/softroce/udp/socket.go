@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -89,6 +90,7 @@ type Socket struct {
 	tx    sender
 	stats Stats
 	ready func(fd uintptr) bool // of WaitReadable, made once
+	armed atomic.Bool           // Arm was called, and its event has not been taken
 	event [1]unix.EpollEvent
 }
 
@@ -269,11 +271,13 @@ func (s *Socket) Close() error {
 // Arm makes the next WaitReadable, or the one that is under way, return when something arrives or has
 // arrived already; once.
 func (s *Socket) Arm() error {
+	s.armed.Store(true)
 	return unix.EpollCtl(s.ep, unix.EPOLL_CTL_MOD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT})
 }
 
 // Disarm takes Arm back.
 func (s *Socket) Disarm() error {
+	s.armed.Store(false)
 	return unix.EpollCtl(s.ep, unix.EPOLL_CTL_MOD, s.fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT})
 }
 
