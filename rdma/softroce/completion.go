@@ -148,8 +148,8 @@ func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 		}
 	}
 	d.flushDeferred()
-	if !missed {
-		d.armPump(c.channel)
+	if !missed && !d.led && !c.channel.served.Load() {
+		d.armPump()
 	}
 	return missed, nil
 }
@@ -209,6 +209,15 @@ func (c *completionQueue) Destroy() error {
 	return nil
 }
 
+// waitsOn is what wakes the waiter of a channel.
+type waitsOn uint8
+
+const (
+	onSignal waitsOn = iota // or nobody waits, or he looks at the channel before he sleeps
+	onEvent                 // a thread, in poll(2)
+	onLink                  // the leading goroutine, in WaitReadable
+)
+
 // channel implements verbs.CompletionChannel.
 type channel struct {
 	d     *Device
@@ -217,14 +226,15 @@ type channel struct {
 	signal chan struct{} // one token: look at what follows
 	event  int           // eventfd that stands for signal while a thread waits; -1 before the first WaitThread
 
-	mu       sync.Mutex // guards what follows
-	pending  []*completionQueue
-	woken    bool
-	closed   bool
-	gone     bool
-	inThread bool // the waiter blocks its thread on event
+	mu      sync.Mutex // guards what follows
+	pending []*completionQueue
+	woken   bool
+	closed  bool
+	gone    bool
+	waits   waitsOn
 
-	// served is set while the channel is waited on by WaitThread: that thread drives the socket, the pump need not.
+	// served is set once somebody has waited: who arms a queue of the channel will wait again, and then watch the link himself or see that
+	// somebody does. Until then it is the pump's to watch.
 	served atomic.Bool
 }
 
@@ -252,8 +262,12 @@ func (ch *channel) post(c *completionQueue) {
 }
 
 func (ch *channel) wakeLocked() {
-	if ch.inThread {
+	switch ch.waits {
+	case onEvent:
 		signalEvent(ch.event)
+		return
+	case onLink:
+		ch.d.link.Unpark()
 		return
 	}
 	select {
@@ -275,7 +289,8 @@ func (ch *channel) drop(c *completionQueue) {
 }
 
 // collect takes what the channel has: queues, a wake-up, or its end.
-func (ch *channel) collect(events []verbs.CompletionQueue, thread bool) (n int, done bool, err error) {
+// If there is nothing, the waiter is going to wait on what on says.
+func (ch *channel) collect(events []verbs.CompletionQueue, on waitsOn) (n int, done bool, err error) {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	for n < len(events) && n < len(ch.pending) {
@@ -300,7 +315,9 @@ func (ch *channel) collect(events []verbs.CompletionQueue, thread bool) (n int, 
 		ch.woken = false
 		done = true
 	}
-	ch.inThread = thread && !done
+	if ch.waits = onSignal; !done {
+		ch.waits = on
+	}
 	return n, done, err
 }
 
@@ -308,15 +325,42 @@ func (ch *channel) Wait(events []verbs.CompletionQueue) (int, error) {
 	if len(events) == 0 {
 		return 0, fmt.Errorf("softroce: no room for events: %w", syscall.EINVAL)
 	}
-	if ch.served.Swap(false) {
-		ch.d.pumpFor(ch)
-	}
+	d := ch.d
+	ch.served.Store(true)
 	for {
-		if n, done, err := ch.collect(events, false); done {
+		d.mu.Lock()
+		leader := d.lead()
+		if !leader && !d.led {
+			d.armPump()
+		}
+		d.unlock()
+		if !leader {
+			if n, done, err := ch.collect(events, onSignal); done {
+				return n, err
+			}
+			<-ch.signal
+			continue
+		}
+		n, done, err := ch.collect(events, onLink)
+		readable := false
+		if !done {
+			readable, _ = d.link.Park() // a link that was closed ends the channel as well
+			ch.awake()
+		}
+		d.mu.Lock()
+		d.resign(readable)
+		d.unlock()
+		if done {
 			return n, err
 		}
-		<-ch.signal
 	}
+}
+
+// awake notes that the waiter looks at the channel itself before he sleeps again: he need not be woken.
+func (ch *channel) awake() {
+	ch.mu.Lock()
+	ch.waits = onSignal
+	ch.mu.Unlock()
 }
 
 func (ch *channel) WaitThread(events []verbs.CompletionQueue, timeout time.Duration) (int, error) {
@@ -334,7 +378,7 @@ func (ch *channel) WaitThread(events []verbs.CompletionQueue, timeout time.Durat
 		expired = t.C
 	}
 	for {
-		if n, done, err := ch.collect(events, false); done {
+		if n, done, err := ch.collect(events, onSignal); done {
 			return n, err
 		}
 		select {

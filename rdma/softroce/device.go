@@ -69,7 +69,8 @@ type Device struct {
 	deferred  bool    // PostSend has left packets in the arena
 	polls     uint64  // turns driven by pollers
 	waiting   int     // armed completion queues
-	threads   int     // threads that wait for the socket
+	led       bool    // a leader waits for the link
+	resigned  *sync.Cond
 	stats     Stats
 }
 
@@ -158,6 +159,7 @@ func newDevice(link Link, mtu verbs.MTU, o options) *Device {
 	if d.guid == 0 {
 		d.guid = ibcm.NewCAGUID(d.random())
 	}
+	d.resigned = sync.NewCond(&d.mu)
 	d.tx.init()
 	d.cm = ibcm.New(ibcm.Config{Addr: d.addr, CAGUID: d.guid, PKey: packet.DefaultPKey, MaxMTU: mtu, Random: d.random})
 	if o.capture != nil {
@@ -324,11 +326,14 @@ func (d *Device) Close() error {
 	clear(d.channels)
 	close(d.done)
 	d.unlock()
-	// The pump ends before the descriptors do: it may be inside a call on them.
+	// The pump and the leader end before the descriptors do: they may be inside a call on them.
 	d.link.SetDeadline(time.Unix(1, 0))
 	<-d.pumped
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for d.led {
+		d.resigned.Wait()
+	}
 	err := d.link.Close()
 	if d.capture != nil {
 		if cerr := d.capture.err; err == nil {

@@ -5,9 +5,9 @@ package softroce
 // batch, and then wakes those who armed a completion queue. Turns are driven by
 //
 //	pollers: Poll on an empty completion queue, when nobody else holds the mutex;
-//	threads in WaitThread, which wait for the socket itself;
-//	the pump, a goroutine parked on the link: for everything else. It is armed while somebody waits for a notification
-//	and when nobody has polled for a while; while pollers are at work it sleeps, and only looks after them every millisecond.
+//	waiters: of the goroutines in Wait and the threads in WaitThread one, the leader, waits for the link itself;
+//	the pump, a goroutine parked on the link: for timers, for who waits while there is no leader, and
+//	for everything when nobody has polled or waited for a millisecond.
 //
 // PostSend builds packets and sends them at once, unless a consumer is between taking completions and its next Poll or Arm: what is
 // posted in between, typically by the handler of those completions, leaves together (one sendmmsg, grouped
@@ -36,11 +36,54 @@ func (d *Device) clock(t rc.Time) time.Time {
 func (d *Device) pollTurn() {
 	d.polls++
 	if d.armed && d.waiting == 0 {
-		d.armed = false
-		d.link.Disarm()
+		d.disarmPump()
 		d.wakeAt(d.now().Add(watchdog))
 	}
 	d.turn()
+}
+
+func (d *Device) disarmPump() {
+	if d.armed {
+		d.armed = false
+		d.link.Disarm()
+	}
+}
+
+func (d *Device) armPump() {
+	if !d.armed && !d.closed {
+		d.armed = true
+		d.link.Arm()
+	}
+}
+
+// lead makes the caller the leader, who waits for the link; false when there is one. d.mu is held.
+func (d *Device) lead() bool {
+	if d.led || d.closed {
+		return false
+	}
+	d.led = true
+	d.polls++
+	d.disarmPump()
+	d.flushDeferred()
+	return true
+}
+
+// resign ends leadership; turn says that there is something to receive. The leader goes off to poll its own queue;
+// who waits besides is the pump's business until there is a leader again. d.mu is held.
+func (d *Device) resign(turn bool) {
+	d.led = false
+	if d.closed {
+		d.resigned.Broadcast()
+		return
+	}
+	if turn {
+		d.turn()
+	}
+	if d.waiting > 0 {
+		d.armPump()
+	} else if !d.armed {
+		d.wakeAt(d.now().Add(watchdog))
+	}
 }
 
 // turn does all there is to do now. d.mu is held.
@@ -166,21 +209,6 @@ func (d *Device) wakeAt(t rc.Time) {
 	}
 }
 
-// armPump makes sure that somebody watches the link for a consumer that waits on ch.
-func (d *Device) armPump(ch *channel) {
-	if !d.armed && !ch.served.Load() {
-		d.armed = true
-		d.link.Arm()
-	}
-}
-
-// pumpFor is armPump for a channel whose waiter no longer drives the socket itself.
-func (d *Device) pumpFor(ch *channel) {
-	d.mu.Lock()
-	defer d.unlock()
-	d.armPump(ch)
-}
-
 // pump is the goroutine that drives the device when nobody else does.
 func (d *Device) pump() {
 	defer close(d.pumped)
@@ -199,14 +227,13 @@ func (d *Device) pump() {
 			d.armed = false
 		}
 		d.turn()
-		idle := d.polls == polls && len(d.notify) == 0 && d.threads == 0
+		idle := d.polls == polls && len(d.notify) == 0
 		polls = d.polls
-		if !d.armed && (d.waiting > 0 && d.threads == 0 || idle) {
-			d.armed = true
-			d.link.Arm()
+		if !d.led && (d.waiting > 0 || idle) {
+			d.armPump()
 		}
 		at := d.nextTimer
-		if !d.armed || d.deferred || d.tx.stalled() {
+		if !d.armed && !d.led || d.deferred || d.tx.stalled() {
 			at = min(at, d.now().Add(watchdog))
 		}
 		d.pumpAt = at

@@ -10,7 +10,7 @@ import (
 )
 
 // Link is the packet I/O under a device: a udp.Socket, or an end of a simulated network. The device calls Receive, Send, Arm,
-// Disarm and Close one at a time, WaitReadable from one goroutine beside them, SetDeadline from any.
+// Disarm and Close one at a time, WaitReadable from one goroutine beside them and Park from another, SetDeadline and Unpark from any.
 type Link interface {
 	// Addr is the one address of the device.
 	Addr() netip.Addr
@@ -20,13 +20,17 @@ type Link interface {
 	Send([]udp.Train) (int, error)
 	// GSO reports that a Train may hold more than one datagram.
 	GSO() bool
-	// WaitReadable parks until the armed link has something (nil), the deadline has passed
-	// (os.ErrDeadlineExceeded), or the link was closed (os.ErrClosed).
+	// WaitReadable parks until the armed link has something (nil), the deadline has passed (os.ErrDeadlineExceeded), or
+	// the link was closed (os.ErrClosed).
 	WaitReadable() error
 	// Arm lets WaitReadable return once for something that has arrived or arrives; Disarm takes it back.
 	Arm() error
 	Disarm() error
 	SetDeadline(time.Time) error
+	// Park parks until something has arrived (true), Unpark was called (false), or the link was closed (os.ErrClosed).
+	Park() (bool, error)
+	// Unpark ends the current or the next Park.
+	Unpark()
 	Close() error
 }
 

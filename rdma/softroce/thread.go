@@ -27,28 +27,27 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 		deadline = time.Now().Add(timeout)
 	}
 	for {
-		if n, done, err := ch.collect(events, true); done {
+		// Who comes first watches the socket. poll(2) tells what is there already as well as what comes.
+		d.mu.Lock()
+		leader := d.lead()
+		wait := time.Duration(-1)
+		if !leader && !d.led {
+			d.armPump()
+		}
+		// Timers are the pump's; only with packets left unsent is it quicker to look again oneself.
+		if leader && d.tx.stalled() {
+			wait = watchdog
+		}
+		d.unlock()
+		if n, done, err := ch.collect(events, onEvent); done {
+			if leader {
+				d.mu.Lock()
+				d.resign(false)
+				d.unlock()
+			}
 			ch.afterThread()
 			return n, err
 		}
-		// Who comes first watches the socket. poll(2) tells what is there already as well as what comes.
-		d.mu.Lock()
-		leader := d.threads == 0 && !d.closed
-		wait := time.Duration(-1)
-		if leader {
-			d.polls++
-			d.threads++
-			if d.armed {
-				d.armed = false
-				d.link.Disarm()
-			}
-			d.flushDeferred()
-			// Timers are the pump's; only with packets left unsent is it quicker to look again oneself.
-			if d.tx.stalled() {
-				wait = watchdog
-			}
-		}
-		d.unlock()
 		if !deadline.IsZero() {
 			left := max(time.Until(deadline), 0)
 			if wait < 0 || left < wait {
@@ -70,43 +69,26 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 			var b [8]byte
 			unix.Read(ch.event, b[:])
 		}
+		ch.awake()
 		if leader {
-			ch.awake()
 			d.mu.Lock()
-			d.threads--
-			if fds[1].Revents != 0 && !d.closed {
-				d.turn()
-			}
-			// This thread's own queue is about to be polled. Who else waits is the pump's business until the next WaitThread.
-			d.wakeAt(d.now().Add(watchdog))
-			if d.waiting > 0 && !d.armed && !d.closed {
-				d.armed = true
-				d.link.Arm()
-			}
+			d.resign(fds[1].Revents != 0 || wait == watchdog)
 			d.unlock()
 		}
 		if err != nil && err != unix.EINTR {
 			return 0, err
 		}
 		if !deadline.IsZero() && !time.Now().Before(deadline) {
-			n, _, err := ch.collect(events, false)
+			n, _, err := ch.collect(events, onSignal)
 			return n, err
 		}
 	}
-}
-
-// awake notes that the thread looks at the channel itself before it sleeps again: its eventfd need not be signalled.
-func (ch *channel) awake() {
-	ch.mu.Lock()
-	ch.inThread = false
-	ch.mu.Unlock()
 }
 
 // afterThread gives the eventfd back once the channel is closed.
 func (ch *channel) afterThread() {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
-	ch.inThread = false
 	if ch.closed && ch.event >= 0 {
 		unix.Close(ch.event)
 		ch.event = -1

@@ -22,43 +22,63 @@ import (
 
 // Open opens a device at addr on net. Its keys, queue pair numbers and PSNs follow from the address, and from options.
 func Open(net *simnet.Net, addr netip.Addr, mtu verbs.MTU, opts ...softroce.Option) (*softroce.Device, error) {
-	l, err := New(net, addr)
-	if err != nil {
-		return nil, err
-	}
 	seed := addr.As16()
 	r := rand.New(rand.NewPCG(uint64(seed[15])<<8|uint64(seed[14]), uint64(seed[13])<<8|uint64(seed[12])))
 	var mu sync.Mutex
 	random := func() uint64 { mu.Lock(); defer mu.Unlock(); return r.Uint64() }
-	return softroce.OpenLink(l, mtu, append([]softroce.Option{softroce.WithRandom(random)}, opts...)...)
+	return softroce.OpenLink(New(net, addr), mtu, append([]softroce.Option{softroce.WithRandom(random)}, opts...)...)
 }
 
-// batch is how many datagrams one Receive takes at most.
-const batch = 16
+// batch is how many datagrams one Receive takes at most, queue how many may wait, as in a socket's buffer.
+const (
+	batch = 16
+	queue = 4096
+)
 
 // Link is one end of a simulated network as a softroce.Link. What it receives is known to have IP identification 0.
 type Link struct {
-	conn *simnet.Conn
+	net  *simnet.Net
+	port *simnet.Port
 	addr netip.Addr
-	bufs [batch][packet.Max + 1]byte
 	out  []udp.Message
 
 	mu       sync.Mutex
+	queue    []udp.Message
+	lost     int
+	closed   bool
 	armed    bool
 	deadline time.Time
-	changed  chan struct{} // 1 buffered: armed or deadline is new
-	ahead    int           // bytes of a datagram that WaitReadable has taken off the queue; -1: none
-	aheadBuf [packet.Max + 1]byte
-	aheadSrc netip.AddrPort
+	unpark   bool
+	back     chan struct{} // 1 buffered: WaitReadable looks again
+	front    chan struct{} // 1 buffered: Park looks again
 }
 
 // New makes a link at addr.
-func New(net *simnet.Net, addr netip.Addr) (*Link, error) {
-	c, err := net.Listen(netip.AddrPortFrom(addr, packet.Port))
-	if err != nil {
-		return nil, err
+func New(net *simnet.Net, addr netip.Addr) *Link {
+	l := &Link{net: net, addr: addr, back: make(chan struct{}, 1), front: make(chan struct{}, 1)}
+	l.port = net.Attach(netip.AddrPortFrom(addr, packet.Port), l.arrive)
+	return l
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
-	return &Link{conn: c, addr: addr, out: make([]udp.Message, 0, batch), changed: make(chan struct{}, 1), ahead: -1}, nil
+}
+
+func (l *Link) arrive(from netip.AddrPort, b []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || len(l.queue) >= queue {
+		l.lost++
+		return
+	}
+	l.queue = append(l.queue, udp.Message{Data: append([]byte(nil), b...), From: from, KnowsID: true})
+	if l.armed {
+		signal(l.back)
+	}
+	signal(l.front)
 }
 
 // Addr implements softroce.Link.
@@ -69,21 +89,12 @@ func (l *Link) GSO() bool { return false }
 
 // Receive implements softroce.Link.
 func (l *Link) Receive() ([]udp.Message, error) {
-	l.out = l.out[:0]
 	l.mu.Lock()
-	if l.ahead >= 0 {
-		n := copy(l.bufs[0][:], l.aheadBuf[:l.ahead])
-		l.out = append(l.out, udp.Message{Data: l.bufs[0][:n], From: l.aheadSrc, KnowsID: true})
-		l.ahead = -1
-	}
-	l.mu.Unlock()
-	for len(l.out) < batch {
-		b := l.bufs[len(l.out)][:]
-		n, from, ok := l.conn.Receive(b)
-		if !ok {
-			break
-		}
-		l.out = append(l.out, udp.Message{Data: b[:n], From: from, KnowsID: true})
+	defer l.mu.Unlock()
+	n := min(batch, len(l.queue))
+	l.out = append(l.out[:0], l.queue[:n]...)
+	if l.queue = l.queue[n:]; len(l.queue) == 0 {
+		l.queue = nil
 	}
 	return l.out, nil
 }
@@ -91,43 +102,34 @@ func (l *Link) Receive() ([]udp.Message, error) {
 // Send implements softroce.Link.
 func (l *Link) Send(trains []udp.Train) (int, error) {
 	for i := range trains {
-		l.conn.Send(trains[i].To.AddrPort(), trains[i].Data)
+		l.port.Send(trains[i].To.AddrPort(), trains[i].Data)
 	}
 	return len(trains), nil
-}
-
-// change tells WaitReadable to look again.
-func (l *Link) change() {
-	select {
-	case l.changed <- struct{}{}:
-	default:
-	}
-	l.conn.Wake()
 }
 
 // Arm implements softroce.Link.
 func (l *Link) Arm() error {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.armed = true
-	l.mu.Unlock()
-	l.change()
+	signal(l.back)
 	return nil
 }
 
 // Disarm implements softroce.Link.
 func (l *Link) Disarm() error {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.armed = false
-	l.mu.Unlock()
 	return nil
 }
 
 // SetDeadline implements softroce.Link.
 func (l *Link) SetDeadline(t time.Time) error {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.deadline = t
-	l.mu.Unlock()
-	l.change()
+	signal(l.back)
 	return nil
 }
 
@@ -137,48 +139,68 @@ func (l *Link) WaitReadable() error {
 		l.mu.Lock()
 		wait := time.Duration(-1)
 		if !l.deadline.IsZero() {
-			if wait = time.Until(l.deadline); wait <= 0 {
-				l.mu.Unlock()
-				return os.ErrDeadlineExceeded
-			}
+			wait = max(0, time.Until(l.deadline))
 		}
-		armed := l.armed
-		if armed {
-			if l.ahead < 0 {
-				if n, from, ok := l.conn.Receive(l.aheadBuf[:]); ok {
-					l.ahead, l.aheadSrc = n, from
-				}
-			}
-			if l.ahead >= 0 {
-				l.armed = false
-				l.mu.Unlock()
-				return nil
-			}
+		readable, closed := l.armed && len(l.queue) > 0, l.closed
+		if readable {
+			l.armed = false
 		}
 		l.mu.Unlock()
-		if armed {
-			// Wake-ups by change come here too; the next round finds out.
-			if err := l.conn.Wait(wait); err == os.ErrClosed {
-				return err
-			}
-			continue
-		}
-		if wait < 0 {
-			<-l.changed
+		switch {
+		case closed:
+			return os.ErrClosed
+		case readable:
+			return nil
+		case wait == 0:
+			return os.ErrDeadlineExceeded
+		case wait < 0:
+			<-l.back
 			continue
 		}
 		t := time.NewTimer(wait)
 		select {
-		case <-l.changed:
-			t.Stop()
+		case <-l.back:
 		case <-t.C:
 		}
+		t.Stop()
 	}
+}
+
+// Park implements softroce.Link.
+func (l *Link) Park() (readable bool, err error) {
+	for {
+		l.mu.Lock()
+		unpark := l.unpark
+		l.unpark = false
+		readable, closed := len(l.queue) > 0, l.closed
+		l.mu.Unlock()
+		switch {
+		case closed:
+			return false, os.ErrClosed
+		case unpark:
+			return false, nil
+		case readable:
+			return true, nil
+		}
+		<-l.front
+	}
+}
+
+// Unpark implements softroce.Link.
+func (l *Link) Unpark() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unpark = true
+	signal(l.front)
 }
 
 // Close implements softroce.Link.
 func (l *Link) Close() error {
-	err := l.conn.Close()
-	l.change()
-	return err
+	l.net.Attach(netip.AddrPortFrom(l.addr, packet.Port), nil)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	signal(l.back)
+	signal(l.front)
+	return nil
 }

@@ -18,21 +18,14 @@ type mmsghdr struct {
 	_   uint32
 }
 
+// take takes the armed event if it has come.
+func (w *wait) take() bool {
+	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(w.ep), uintptr(unsafe.Pointer(&w.event[0])), 1, 0, 0, 0)
+	return e == 0 && n == 1
+}
+
 // controlSize is room for the two control messages that are asked for, UDP_GRO and SO_RXQ_OVFL.
 const controlSize = 64
-
-// fired takes the armed event if it has come.
-func (s *Socket) fired() bool {
-	if !s.armed.Load() {
-		return false // one that is armed after this look wakes who parks after it
-	}
-	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(s.ep), uintptr(unsafe.Pointer(&s.event[0])), 1, 0, 0, 0)
-	if e != 0 || n != 1 {
-		return false
-	}
-	s.armed.Store(false)
-	return true
-}
 
 // receiver owns the receive buffers. What Receive returns points into them until the next Receive.
 type receiver struct {

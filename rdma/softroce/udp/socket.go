@@ -80,18 +80,14 @@ type Options struct {
 
 // Socket is one bound socket. Receive and Send may each be called by one goroutine at a time.
 type Socket struct {
-	fd   int
-	addr netip.Addr
-	ep   int // epoll instance over fd, itself watched by the runtime through wait
-	wait *os.File
-	raw  syscall.RawConn
+	fd    int
+	addr  netip.Addr
+	back  wait
+	front wait
 
 	rx    receiver
 	tx    sender
 	stats Stats
-	ready func(fd uintptr) bool // of WaitReadable, made once
-	armed atomic.Bool           // Arm was called, and its event has not been taken
-	event [1]unix.EpollEvent
 }
 
 // PortInUseError says that port 4791 of an address is taken.
@@ -144,9 +140,22 @@ func Open(addr netip.Addr, o Options) (*Socket, error) {
 		}
 		return nil, fmt.Errorf("bind UDP port %d of %s: %w", Port, addr, err)
 	}
-	if err := s.initWait(); err != nil {
+	if err := s.back.init(fd); err != nil {
 		unix.Close(fd)
 		return nil, err
+	}
+	if err := s.front.init(fd); err != nil {
+		s.back.file.Close()
+		unix.Close(fd)
+		return nil, err
+	}
+	s.front.ready = func(uintptr) bool {
+		if !s.front.armed.Load() {
+			// Before parking: what is there already counts, too, so the event comes at once.
+			s.front.ask(s.fd, unix.EPOLLIN)
+			return false
+		}
+		return s.front.fired()
 	}
 	s.probe(o)
 	s.rx.init(s.stats.GRO)
@@ -166,15 +175,42 @@ func Scope(a netip.Addr) uint32 {
 	return uint32(n)
 }
 
-// initWait makes the epoll instance that stands between the socket and the Go runtime's own. Were the socket itself known to
+// wait is an epoll instance that stands between the socket and the Go runtime's own. Were the socket itself known to
 // the runtime, each datagram that comes in would wake the thread that waits for network events, also while somebody polls the socket and
 // nobody waits: on a virtual machine that costs more than the datagram. The instance is armed for one event at a time, by who means to wait.
-func (s *Socket) initWait() error {
+type wait struct {
+	ep    int
+	file  *os.File
+	raw   syscall.RawConn
+	ready func(fd uintptr) bool // made once
+	armed atomic.Bool           // the event was asked for and has not been taken
+	event [1]unix.EpollEvent
+}
+
+// ask arms the instance for one event, or with events 0 disarms it.
+func (w *wait) ask(fd int, events uint32) error {
+	w.armed.Store(events != 0)
+	return unix.EpollCtl(w.ep, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events | unix.EPOLLONESHOT})
+}
+
+// fired is called before the goroutine parks and after each wake-up.
+func (w *wait) fired() bool {
+	if !w.armed.Load() {
+		return false // one that is armed after this look wakes who parks after it
+	}
+	if !w.take() {
+		return false
+	}
+	w.armed.Store(false)
+	return true
+}
+
+func (w *wait) init(fd int) error {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("epoll_create1: %w", err)
 	}
-	err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT})
+	err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT})
 	if err == nil {
 		err = unix.SetNonblock(ep, true) // os.NewFile then hands it to the runtime
 	}
@@ -182,14 +218,13 @@ func (s *Socket) initWait() error {
 		unix.Close(ep)
 		return fmt.Errorf("epoll: %w", err)
 	}
-	s.ep = ep
-	s.wait = os.NewFile(uintptr(ep), "softroce")
-	if s.raw, err = s.wait.SyscallConn(); err != nil {
-		s.wait.Close()
-		return err
+	w.ep = ep
+	w.file = os.NewFile(uintptr(ep), "softroce")
+	w.ready = func(uintptr) bool { return w.fired() }
+	if w.raw, err = w.file.SyscallConn(); err != nil {
+		w.file.Close()
 	}
-	s.ready = func(uintptr) bool { return s.fired() }
-	return nil
+	return err
 }
 
 // OpenLoopback binds port 4791 of a free address in 127.0.0.0/8 that no other process has, so that any number of processes run side by side.
@@ -259,32 +294,24 @@ func (s *Socket) GSO() bool { return s.stats.GSO }
 // Stats reports the counters.
 func (s *Socket) Stats() Stats { return s.stats }
 
-// Close closes the socket and ends WaitReadable. No other method may be running but WaitReadable.
+// Close closes the socket and ends WaitReadable and Park. No other method may be running but these.
 func (s *Socket) Close() error {
-	err := s.wait.Close()
-	if cerr := unix.Close(s.fd); err == nil {
-		err = cerr
-	}
-	return err
+	s.back.file.Close()
+	s.front.file.Close()
+	return unix.Close(s.fd)
 }
 
 // Arm makes the next WaitReadable, or the one that is under way, return when something arrives or has
 // arrived already; once.
-func (s *Socket) Arm() error {
-	s.armed.Store(true)
-	return unix.EpollCtl(s.ep, unix.EPOLL_CTL_MOD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT})
-}
+func (s *Socket) Arm() error { return s.back.ask(s.fd, unix.EPOLLIN) }
 
 // Disarm takes Arm back.
-func (s *Socket) Disarm() error {
-	s.armed.Store(false)
-	return unix.EpollCtl(s.ep, unix.EPOLL_CTL_MOD, s.fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT})
-}
+func (s *Socket) Disarm() error { return s.back.ask(s.fd, 0) }
 
-// WaitReadable parks the goroutine until the armed socket has something or the time of SetDeadline has come (os.ErrDeadlineExceeded).
-// After Close: os.ErrClosed.
+// WaitReadable parks the goroutine until the armed socket has something or the time of SetDeadline has come
+// (os.ErrDeadlineExceeded). After Close: os.ErrClosed.
 func (s *Socket) WaitReadable() error {
-	err := s.raw.Read(s.ready)
+	err := s.back.raw.Read(s.back.ready)
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return os.ErrClosed // the runtime's own error for it is not exported
 	}
@@ -292,7 +319,26 @@ func (s *Socket) WaitReadable() error {
 }
 
 // SetDeadline ends the current or next WaitReadable at t; zero means never.
-func (s *Socket) SetDeadline(t time.Time) error { return s.wait.SetReadDeadline(t) }
+func (s *Socket) SetDeadline(t time.Time) error { return s.back.file.SetReadDeadline(t) }
+
+// Park parks a second goroutine until something arrives or has arrived already, and says so, or until Unpark. After Close: os.ErrClosed.
+func (s *Socket) Park() (readable bool, err error) {
+	err = s.front.raw.Read(s.front.ready)
+	if err == nil {
+		return true, nil
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false, os.ErrClosed
+	}
+	s.front.file.SetReadDeadline(time.Time{})
+	if s.front.armed.Load() {
+		s.front.ask(s.fd, 0)
+	}
+	return false, nil
+}
+
+// Unpark ends the current or the next Park.
+func (s *Socket) Unpark() { s.front.file.SetReadDeadline(time.Unix(1, 0)) }
 
 // FD is the socket's descriptor, for poll(2). It is valid until Close.
 func (s *Socket) FD() int { return s.fd }

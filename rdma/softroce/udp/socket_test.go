@@ -223,6 +223,36 @@ func TestArm(t *testing.T) {
 	wait(nil)
 }
 
+func TestPark(t *testing.T) {
+	a, b := open(t, Options{}), open(t, Options{})
+	send := func() {
+		if _, err := a.Send([]Train{{Data: []byte("x"), To: NewDestination(netip.AddrPortFrom(b.Addr(), Port), 0)}}); err != nil {
+			t.Error(err)
+		}
+	}
+	park := func(want bool) {
+		t.Helper()
+		time.AfterFunc(5*time.Second, b.Unpark)
+		if got, err := b.Park(); got != want || err != nil {
+			t.Fatalf("Park: %v, %v", got, err)
+		}
+	}
+	for range 3 {
+		send()
+		park(true)
+		park(true) // it is still there
+		for ms, _ := b.Receive(); len(ms) != 0; ms, _ = b.Receive() {
+		}
+		b.Unpark()
+		park(false)
+		time.AfterFunc(10*time.Millisecond, b.Unpark)
+		park(false)
+		time.AfterFunc(10*time.Millisecond, send)
+		park(true)
+		b.Receive()
+	}
+}
+
 func TestNoAllocation(t *testing.T) {
 	a, b := open(t, Options{}), open(t, Options{})
 	to := NewDestination(netip.AddrPortFrom(b.Addr(), Port), 0)
