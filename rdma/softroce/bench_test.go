@@ -1,6 +1,6 @@
 package softroce
 
-// What a storage command costs over the device alone: a 100-byte SEND one way, a 4 KiB RDMA WRITE and an 80-byte SEND back, as
+// What a storage command costs over the device alone: a 100-byte SEND one way, a RDMA WRITE of 4 KiB or more and an 80-byte SEND back, as
 // an SRP read has them. The target is another process. "poll" spins with sched_yield on both sides, "block" waits for notifications on both.
 // QD 32 posts in batches: all WRITEs of a batch before its SENDs, which is what lets them leave as trains.
 
@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,9 +24,9 @@ import (
 )
 
 const (
-	benchRequest, benchResponse, benchBlock = 100, 80, 4096
-	benchSlots                              = 128
-	benchTargetEnv                          = "SOFTROCE_BENCH_TARGET"
+	benchRequest, benchResponse = 100, 80
+	benchSlots                  = 128
+	benchTargetEnv              = "SOFTROCE_BENCH_TARGET" // how to wait, and bytes per command
 )
 
 // reap takes completions in one way or another until stop.
@@ -66,9 +67,13 @@ func (r *reaper) next() []verbs.WorkCompletion {
 
 // TestBenchTarget is the target process of the benchmarks.
 func TestBenchTarget(t *testing.T) {
-	how := os.Getenv(benchTargetEnv)
-	if how == "" {
+	how, size, ok := strings.Cut(os.Getenv(benchTargetEnv), " ")
+	if !ok {
 		t.Skip("is run by the benchmarks")
+	}
+	benchBlock, err := strconv.Atoi(size)
+	if err != nil {
+		t.Fatal(err)
 	}
 	d := open(t)
 	e := newEnd(t, d, false)
@@ -103,7 +108,7 @@ func TestBenchTarget(t *testing.T) {
 	var writes, sends [64]verbs.SendWorkRequest
 	for i := range writes {
 		writes[i] = verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, RKey: rkey, SGList: make([]verbs.SGE, 1)}
-		sends[i] = verbs.SendWorkRequest{Opcode: verbs.OpSend, SGList: e.sge(1<<20, benchResponse)}
+		sends[i] = verbs.SendWorkRequest{Opcode: verbs.OpSend, SGList: e.sge(512<<10, benchResponse)}
 	}
 	all := make([]verbs.SendWorkRequest, 0, 128)
 	posted := 0
@@ -123,7 +128,7 @@ func TestBenchTarget(t *testing.T) {
 			}
 			slot := int(e.mem.Bytes()[wc.WRID*128])
 			w := &writes[n]
-			w.SGList[0] = e.sge(2<<20+slot*benchBlock, benchBlock)[0]
+			w.SGList[0] = e.sge(1<<20+slot*benchBlock, benchBlock)[0]
 			w.RemoteAddr = base + uint64(slot*benchBlock)
 			if _, err := e.qp.PostRecv(recvs[wc.WRID : wc.WRID+1]); err != nil {
 				t.Fatal(err)
@@ -162,17 +167,18 @@ func processCPU(pid int) time.Duration {
 	return time.Duration(u+s) * 10 * time.Millisecond
 }
 
-func BenchmarkRead4K(b *testing.B) {
+func BenchmarkRead(b *testing.B) {
 	for _, how := range []string{"poll", "block", "thread"} {
-		for _, depth := range []int{1, 8, 32, 128} {
-			b.Run(fmt.Sprintf("%s/qd%d", how, depth), func(b *testing.B) { benchRead(b, how, depth) })
+		for _, c := range []struct{ size, depth int }{{4096, 1}, {4096, 8}, {4096, 32}, {4096, 128}, {64 << 10, 8}, {1 << 20, 4}} {
+			b.Run(fmt.Sprintf("%s/%dk/qd%d", how, c.size>>10, c.depth), func(b *testing.B) { benchRead(b, how, c.size, c.depth) })
 		}
 	}
 }
 
-func benchRead(b *testing.B, how string, depth int) {
+func benchRead(b *testing.B, how string, size, depth int) {
+	b.SetBytes(int64(size))
 	cmd := exec.Command(os.Args[0], "-test.run=^TestBenchTarget$", "-test.timeout=10m")
-	cmd.Env = append(os.Environ(), benchTargetEnv+"="+how)
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", benchTargetEnv, how, size))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -219,9 +219,9 @@ func TestQuietSession(t *testing.T) {
 }
 
 func TestBadNetwork(t *testing.T) {
-	n := uint64(150)
+	n := uint64(60)
 	if testing.Short() {
-		n = 20
+		n = 10
 	}
 	var retransmits, icrc uint64
 	for seed := range n {

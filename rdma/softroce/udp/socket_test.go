@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -225,7 +226,10 @@ func TestArm(t *testing.T) {
 
 func TestPark(t *testing.T) {
 	a, b := open(t, Options{}), open(t, Options{})
+	var mu sync.Mutex
 	send := func() {
+		mu.Lock()
+		defer mu.Unlock()
 		if _, err := a.Send([]Train{{Data: []byte("x"), To: NewDestination(netip.AddrPortFrom(b.Addr(), Port), 0)}}); err != nil {
 			t.Error(err)
 		}
