@@ -122,7 +122,8 @@ type Stats struct {
 	TxPackets, RxPackets  uint64 // taken by the Output; given to Receive
 	TxAcks, RxAcks        uint64 // ACKs without data
 	Retransmits           uint64 // request packets sent again
-	Timeouts              uint64 // retransmission timer expired
+	Timeouts              uint64 // ACK timeout expired
+	EarlyRetransmits      uint64 // went back before it, see early.go
 	TxNakSequence         uint64
 	RxNakSequence         uint64
 	ImpliedNaks           uint64 // response or ACK beyond an unfinished READ

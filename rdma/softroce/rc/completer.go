@@ -1,6 +1,8 @@
 package rc
 
 import (
+	"time"
+
 	"srp-initiator/rdma/softroce/packet"
 	"srp-initiator/rdma/verbs"
 )
@@ -45,12 +47,15 @@ func (q *QP) receiveAck(now Time, p *packet.Packet) {
 		}
 		s.seek(s.una)
 		s.sinceAckReq = 0
-		s.rtxAt = Never
+		s.rtxAt, s.earlyAt = Never, Never
 		s.rnrAt = now.Add(RNRDelay(a.Syndrome.RNRTimer()))
 	case a.Syndrome == packet.NakPSNSequence:
 		q.stats.RxNakSequence++
+		s.sawLoss(now)
+		moved := s.una != p.PSN
 		q.ackTo(now, p.PSN)
-		if s.rnrAt == Never {
+		// A second NAK for the same packet is about its retransmission, unless that cannot have arrived yet.
+		if s.rnrAt == Never && (moved || s.wentAt == 0 || time.Duration(now-s.wentAt) >= s.rtt0) {
 			q.goBack(now)
 		}
 	case a.Syndrome == packet.NakInvalidRequest:
@@ -113,8 +118,10 @@ func (q *QP) ackTo(now Time, psn packet.PSN) bool {
 // advance moves una forward to psn: progress, which renews the counters and the timer.
 func (q *QP) advance(now Time, psn packet.PSN) {
 	s := &q.snd
+	s.sample(now, psn)
 	s.una = psn
-	s.retry, s.rnr = s.retryMax, s.rnrMax
+	s.backoff = 0
+	s.retries, s.rnr = s.retryMax, s.rnrMax
 	if s.nxt.Before(psn) {
 		s.seek(psn)
 	}
@@ -132,6 +139,7 @@ func (q *QP) impliedNak(now Time) {
 		return
 	}
 	q.stats.ImpliedNaks++
+	s.sawLoss(now)
 	s.implied = true
 	if s.rnrAt == Never {
 		q.goBack(now)

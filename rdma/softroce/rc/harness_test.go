@@ -257,6 +257,8 @@ func (q *QP) check() error {
 		return fmt.Errorf("send ring: head %d cur %d tail %d", s.head, s.cur, s.tail)
 	case q.state == verbs.QPReadyToSend && s.timeout > 0 && s.una != s.max && s.rtxAt == Never && s.rnrAt == Never:
 		return fmt.Errorf("packets in flight and no timer")
+	case s.earlyAt != Never && (s.rtxAt == Never || s.earlyAt > s.rtxAt):
+		return fmt.Errorf("early timer at %d, ACK timeout at %d", s.earlyAt, s.rtxAt)
 	case s.una == s.max && s.rtxAt != Never:
 		return fmt.Errorf("nothing in flight and a timer")
 	case q.state == verbs.QPError && (s.head != s.tail || r.head != r.tail || q.Deadline() != Never):

@@ -183,7 +183,7 @@ func (q *QP) Modify(now Time, a *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		s.timeout = AckTimeout(a.Timeout)
 	}
 	if mask&verbs.QPMaskRetryCount != 0 {
-		s.retryMax, s.retry = a.RetryCount, a.RetryCount
+		s.retryMax, s.retries = a.RetryCount, a.RetryCount
 	}
 	if mask&verbs.QPMaskRNRRetry != 0 {
 		s.rnrMax, s.rnr = a.RNRRetry, a.RNRRetry
@@ -268,7 +268,7 @@ func (q *QP) Pump(now Time) {
 
 // Deadline is when Tick wants to be called next; Never without a timer.
 func (q *QP) Deadline() Time {
-	return min(q.snd.rtxAt, q.snd.rnrAt, q.rcv.ackAt, q.rcv.resumeAt)
+	return min(q.snd.rtxAt, q.snd.rnrAt, q.snd.earlyAt, q.rcv.ackAt, q.rcv.resumeAt)
 }
 
 // Tick runs the timers that have expired.
@@ -291,7 +291,11 @@ func (q *QP) Tick(now Time) {
 		q.armTimer(now)
 	case s.rtxAt <= now:
 		q.stats.Timeouts++
-		q.goBack(now)
+		s.sawLoss(now)
+		q.retry(now)
+		q.transmit(now)
+	case s.earlyAt <= now:
+		q.goBackEarly(now)
 		q.transmit(now)
 	}
 }

@@ -52,12 +52,20 @@ type requester struct {
 	sinceAckReq                int
 	reads, maxReads            int // READ requests that wait for responses
 	readWQEs                   int // started READ work requests in the ring; a fence waits for 0
-	rtxAt, rnrAt               Time
+	rtxAt, rnrAt, earlyAt      Time
 	timeout                    time.Duration
-	retry, retryMax            uint8
+	retries, retryMax          uint8
 	rnr, rnrMax                uint8
 	implied                    bool       // an implied NAK was acted on, and will not be again before una moves
 	reReq                      packet.PSN // where the latest READ request for the rest of a chunk started
+
+	// Early retransmission, see early.go.
+	lossyUntil         Time
+	srtt, rttvar, rtt0 time.Duration // smoothed round trip, its deviation, the shortest; 0: not measured
+	sampling           bool
+	samplePSN          packet.PSN
+	sampleAt, wentAt   Time
+	backoff            uint8
 }
 
 func ringSize(n int) int {
@@ -83,12 +91,13 @@ func (s *requester) init(c *verbs.QPCap) {
 
 func (s *requester) at(i uint32) *sendWQE { return &s.sq[i&s.mask] }
 
-func (s *requester) stopTimers() { s.rtxAt, s.rnrAt = Never, Never }
+func (s *requester) stopTimers() { s.rtxAt, s.rnrAt, s.earlyAt = Never, Never, Never }
 
 func (s *requester) reset() {
 	s.stopTimers()
 	s.head, s.cur, s.tail, s.curPkt = 0, 0, 0, 0
 	s.sinceAckReq, s.reads, s.readWQEs, s.implied = 0, 0, 0, false
+	s.lossyUntil, s.srtt, s.rttvar, s.rtt0, s.sampling, s.wentAt, s.backoff = 0, 0, 0, 0, false, 0, 0
 }
 
 // PostSend queues wrs and sends what the window allows. It returns how many were taken: all, or those in front of the
@@ -253,6 +262,9 @@ func (q *QP) transmit(now Time) {
 		if s.nxt.Before(s.max) {
 			q.stats.Retransmits++
 		}
+		if !s.sampling && s.nxt == s.max && s.sinceAckReq == 0 { // it asked for an answer
+			s.sampling, s.samplePSN, s.sampleAt = true, s.nxt, now
+		}
 		s.nxt = s.nxt.Add(n)
 		if s.max.Before(s.nxt) {
 			s.max = s.nxt
@@ -276,10 +288,11 @@ func (q *QP) transmit(now Time) {
 func (q *QP) armTimer(now Time) {
 	s := &q.snd
 	if s.timeout == 0 || s.una == s.max {
-		s.rtxAt = Never
+		s.rtxAt, s.earlyAt = Never, Never
 		return
 	}
 	s.rtxAt = now.Add(s.timeout)
+	s.armEarly(now)
 }
 
 func (q *QP) executeLocal(w *sendWQE) verbs.WCStatus {
@@ -407,18 +420,27 @@ func (s *requester) seek(psn packet.PSN) {
 	}
 	s.cur, s.nxt = i, psn
 	s.reads = 0
+	s.sampling = false // which transmission an answer answers cannot be told (Karn)
 }
 
-// goBack makes una the next packet to send (go-back-N), or gives up when the retry counter is used up.
+// goBack makes una the next packet to send (go-back-N).
 func (q *QP) goBack(now Time) {
 	s := &q.snd
-	if s.retry == 0 {
+	s.seek(s.una)
+	s.sinceAckReq = 0
+	s.wentAt = now
+}
+
+// retry goes back because of the ACK timeout, or gives up when the retry counter is used up. Going back because of a NAK does not
+// count, other than in IBA vol. 1, 9.7.5.2.8: the peer is alive, and the timer, which progress alone restarts, still bounds how long it may say so.
+func (q *QP) retry(now Time) {
+	s := &q.snd
+	if s.retries == 0 {
 		q.die(verbs.EventQPFatal, verbs.WCRetryExceeded, 0, false)
 		return
 	}
-	s.retry--
-	s.seek(s.una)
-	s.sinceAckReq = 0
+	s.retries--
+	q.goBack(now)
 	q.armTimer(now)
 }
 

@@ -51,7 +51,8 @@ const (
 //	psn    expected PSN of the next request packet
 //	msn    messages completed
 //	msg    the message whose MIDDLE or LAST is due
-//	silent a NAK for psn has been sent or is pending; what comes meanwhile is dropped without another (IBA vol. 1, 9.7.5.2.8)
+//	silent a NAK for psn has been sent or is pending; what comes meanwhile is dropped without another (IBA vol. 1, 9.7.5.2.8),
+//	       until the peer is seen to have gone back
 //
 // READ responses leave in PSN order, and no acknowledgement overtakes them.
 type responder struct {
@@ -67,6 +68,8 @@ type responder struct {
 	afterRead    bool // the last executed request was a READ: psn-1 must not be acknowledged plainly
 	ahead        bool // packets up to aheadPSN were dropped since psn last moved
 	aheadPSN     packet.PSN
+	lastAhead    packet.PSN // the latest of them
+	silentRNR    bool       // silent because of an RNR NAK
 	ack          ackKind
 	ackUrgent    bool
 	unacked      int // packets executed since the last acknowledgement
@@ -114,7 +117,7 @@ func (r *responder) stop() {
 func (r *responder) reset() {
 	r.stop()
 	r.head, r.tail, r.msn = 0, 0, 0
-	r.silent, r.ahead, r.afterRead = false, false, false
+	r.silent, r.silentRNR, r.ahead, r.afterRead = false, false, false, false
 }
 
 // PostRecv queues receives; allowed from INIT on. In the error state they complete at once. It returns how many were taken.
@@ -178,7 +181,7 @@ func (q *QP) receiveRequest(now Time, p *packet.Packet) {
 	if unsentNak {
 		r.clearAck()
 	}
-	r.silent = false
+	r.silent, r.silentRNR = false, false
 	read := false
 	switch {
 	case p.Kind&packet.KindSend != 0:
@@ -221,13 +224,17 @@ func (q *QP) receiveRequest(now Time, p *packet.Packet) {
 func (q *QP) outOfOrder(now Time, p *packet.Packet) {
 	r := &q.rcv
 	q.stats.OutOfOrder++
+	// Out of order and not further on than the last: the peer has gone back, and what it went back for was lost again. Without another
+	// NAK it would wait for its timer.
+	again := r.ahead && p.PSN.Sub(r.lastAhead) <= 0 && !r.silentRNR
 	if !r.ahead || r.aheadPSN.Before(p.PSN) {
-		r.ahead, r.aheadPSN = true, p.PSN
+		r.aheadPSN = p.PSN
 	}
-	if r.silent {
+	r.ahead, r.lastAhead = true, p.PSN
+	if r.silent && !again {
 		return
 	}
-	r.silent = true
+	r.silent, r.silentRNR = true, false
 	q.oweAck(now, ackNakSequence, true)
 }
 
@@ -390,7 +397,7 @@ func (q *QP) refuse(psn packet.PSN, syn packet.Syndrome, status verbs.WCStatus) 
 
 // notReady answers a request for which no receive is posted.
 func (q *QP) notReady(now Time) {
-	q.rcv.silent = true
+	q.rcv.silent, q.rcv.silentRNR = true, true
 	q.oweAck(now, ackRNR, true)
 }
 
