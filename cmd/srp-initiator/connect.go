@@ -37,6 +37,7 @@ type connectFlags struct {
 	timeout    time.Duration
 	connect    time.Duration
 	verbose    bool
+	settings   *completion.Config // in place of what the flags say
 }
 
 func (f *connectFlags) register(fs *pflag.FlagSet) {
@@ -53,6 +54,9 @@ func (f *connectFlags) register(fs *pflag.FlagSet) {
 }
 
 func (f *connectFlags) completionConfig() (c completion.Config, err error) {
+	if f.settings != nil {
+		return *f.settings, nil
+	}
 	name := f.completion
 	switch f.thread {
 	case "":

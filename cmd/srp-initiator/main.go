@@ -64,7 +64,7 @@ type env struct {
 	line   *progress // being drawn
 }
 
-var verbs_ = []*verb{devicesVerb, probeVerb, lsVerb, inqVerb, readcapVerb, readVerb, writeVerb, rawVerb, turVerb, syncVerb, unmapVerb, resetVerb, benchVerb}
+var verbs_ = []*verb{devicesVerb, probeVerb, lsVerb, inqVerb, readcapVerb, readVerb, writeVerb, rawVerb, turVerb, syncVerb, unmapVerb, resetVerb, benchVerb, experimentVerb}
 
 // usageError is bad input.
 type usageError struct{ err error }

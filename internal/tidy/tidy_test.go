@@ -64,7 +64,8 @@ var allowed = map[string][]string{
 
 	"target-emu":     {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi", "target-emu/lun"},
 	"target-emu/lun": {"rdma/hostmem", "srp/scsi", "golang.org/x/sys/unix"},
-	"bench":          {"rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix"},
+	"bench": {"rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix",
+		"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot", "gonum.org/v1/plot/plotter", "gonum.org/v1/plot/vg"},
 
 	"internal/require":           {},
 	"internal/vmtest":            {"golang.org/x/sys/unix"},

@@ -1,0 +1,248 @@
+package bench
+
+// The published experiments, re-run. Every point of an experiment compares variants (completion settings) under one workload in alternating
+// rounds; the published figures for the same point stand beside ours. Every variant has a session of its own, logged in once; only one
+// runs at a time.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"srp-initiator/completion"
+	"srp-initiator/srp"
+	"srp-initiator/srp/disk"
+)
+
+// Opener logs in with the given completion settings. close logs out.
+type Opener func(ctx context.Context, cfg completion.Config) (s *srp.Session, d *disk.Disk, close func() error, err error)
+
+// Setting is one variant of an experiment.
+type Setting struct {
+	Name   string
+	Config completion.Config
+	Budget int // of the Poller in mode Poll
+}
+
+// Published is a figure that somebody printed, for one point and one variant.
+type Published struct {
+	Setting string  `json:"variant"`
+	Metric  string  `json:"metric"` // a name of Metrics
+	Value   float64 `json:"value"`
+}
+
+// Point is one row or curve point of an experiment.
+type Point struct {
+	Label    string // "4 KiB x 128 jobs"
+	Series   string // what the x axis counts within, "512 B"; points of one series make a line
+	X        float64
+	Workload Workload
+	// PercentOfPeak sets the rate to so many percent of the IOPS that the first setting reached at the point of the same Series whose
+	// PercentOfPeak is 0 and that comes before. 0: as many as go.
+	PercentOfPeak float64
+	Published     []Published
+}
+
+// Experiment is a named suite.
+type Experiment struct {
+	Name     string
+	Title    string
+	Source   string // who published what
+	Question string // what to look at
+	XAxis    string
+	LogX     bool
+	Settings []Setting
+	Points   []Point
+}
+
+// Metric is a figure of a Result that reports know by name.
+type Metric struct {
+	Name, Unit string
+	Of         func(*Result) float64
+}
+
+// Metrics are the figures in reports, in their order.
+var Metrics = []Metric{
+	{"iops", "1/s", func(r *Result) float64 { return r.IOPS }},
+	{"mb_per_s", "MB/s", func(r *Result) float64 { return r.MBPerS }},
+	{"lat_mean", "us", func(r *Result) float64 { return r.MeanUS }},
+	{"lat_p50", "us", func(r *Result) float64 { return r.P50US }},
+	{"lat_p99", "us", func(r *Result) float64 { return r.P99US }},
+	{"lat_p999", "us", func(r *Result) float64 { return r.P999US }},
+	{"lat_max", "us", func(r *Result) float64 { return r.MaxUS }},
+	{"cpu_per_io", "us", func(r *Result) float64 { return r.CPUPerIOUS }},
+	{"cpu_user", "%", func(r *Result) float64 { return percent(r.UserCPU, r.Seconds) }},
+	{"cpu_system", "%", func(r *Result) float64 { return percent(r.SystemCPU, r.Seconds) }},
+	{"notifications", "1/s", func(r *Result) float64 { return r.NotificationsPerS }},
+	{"notifications_per_io", "", func(r *Result) float64 { return r.NotificationsPerIO }},
+	{"commands_per_notification", "", func(r *Result) float64 { return r.CommandsPerNotif }},
+}
+
+// percent is part/whole in percent, 0 when nothing was measured.
+func percent(part, whole float64) float64 {
+	if whole <= 0 {
+		return 0
+	}
+	return 100 * part / whole
+}
+
+// MetricNamed finds a metric.
+func MetricNamed(name string) (Metric, bool) {
+	i := slices.IndexFunc(Metrics, func(m Metric) bool { return m.Name == name })
+	if i < 0 {
+		return Metric{}, false
+	}
+	return Metrics[i], true
+}
+
+// Options of a run of an experiment.
+type Options struct {
+	Rounds  int           // per point; 0: 3
+	Runtime time.Duration // per round and variant; 0: 500 ms
+	Warmup  time.Duration // 0: a fifth of Runtime
+	Offset  int64         // of the range used
+	Size    int64         // of the range used; 0: to the end
+	Seed    uint64
+	// MayWrite allows experiments that write; without it they are refused.
+	MayWrite bool
+	Progress func(done, all int, point string)
+}
+
+// ErrWouldWrite: the experiment overwrites data, and Options.MayWrite was not given.
+var ErrWouldWrite = errors.New("bench: this experiment overwrites the logical unit's data")
+
+// PointResult is what one point measured.
+type PointResult struct {
+	Label     string      `json:"point"`
+	Series    string      `json:"series"`
+	X         float64     `json:"x"`
+	Rate      float64     `json:"rate_limit,omitempty"`
+	Variants  []Compared  `json:"variants"`
+	Published []Published `json:"published,omitempty"`
+	Skipped   string      `json:"skipped,omitempty"` // why it was not run
+}
+
+// Report is a run of an experiment.
+type Report struct {
+	Experiment string        `json:"experiment"`
+	Title      string        `json:"title"`
+	Source     string        `json:"source"`
+	Question   string        `json:"question"`
+	XAxis      string        `json:"x_axis"`
+	LogX       bool          `json:"log_x"`
+	Command    []string      `json:"command"`
+	Machine    Machine       `json:"machine"`
+	Rounds     int           `json:"rounds"`
+	RuntimeMS  int64         `json:"runtime_ms"`
+	Points     []PointResult `json:"points"`
+}
+
+// Run runs the experiment. Points whose workload the unit cannot do (a transfer too large, too many commands for its size) are skipped and say so.
+func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Report, err error) {
+	if o.Rounds == 0 {
+		o.Rounds = 3
+	}
+	if o.Runtime == 0 {
+		o.Runtime = 500 * time.Millisecond
+	}
+	if o.Warmup == 0 {
+		o.Warmup = o.Runtime / 5
+	}
+	for _, p := range e.Points {
+		if p.Workload.Pattern.writes() && !o.MayWrite {
+			return nil, ErrWouldWrite
+		}
+	}
+	type side struct {
+		s *srp.Session
+		d *disk.Disk
+	}
+	sides := make([]side, len(e.Settings))
+	for k, set := range e.Settings {
+		cfg := set.Config
+		if cfg.Mode == completion.Poll && cfg.Poller == nil {
+			if cfg.Poller, err = completion.NewPoller(completion.PollerConfig{Budget: set.Budget}); err != nil {
+				return nil, err
+			}
+		}
+		s, d, end, err := open(ctx, cfg)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", set.Name, err)
+		}
+		defer func() {
+			if cerr := end(); err == nil {
+				err = cerr
+			}
+		}()
+		sides[k] = side{s, d}
+	}
+	rep = &Report{Experiment: e.Name, Title: e.Title, Source: e.Source, Question: e.Question, XAxis: e.XAxis, LogX: e.LogX,
+		Machine: ThisMachine(), Rounds: o.Rounds, RuntimeMS: o.Runtime.Milliseconds()}
+	inq := sides[0].d.Inquiry()
+	rep.Machine.Device = sides[0].s.Device().Name() + " (" + sides[0].s.Device().Provider() + ")"
+	rep.Machine.Target = strings.Join(strings.Fields(inq.Vendor+" "+inq.Product+" "+inq.Revision), " ")
+	peaks := map[string]float64{}
+	for n, p := range e.Points {
+		if o.Progress != nil {
+			o.Progress(n, len(e.Points), p.Label)
+		}
+		w := p.Workload
+		w.Runtime, w.Warmup, w.Offset, w.Size, w.Seed = o.Runtime, o.Warmup, o.Offset, o.Size, o.Seed
+		pr := PointResult{Label: p.Label, Series: p.Series, X: p.X, Published: p.Published}
+		if p.PercentOfPeak > 0 {
+			if peaks[p.Series] == 0 {
+				pr.Skipped = "no peak was measured"
+				rep.Points = append(rep.Points, pr)
+				continue
+			}
+			w.Rate = peaks[p.Series] * p.PercentOfPeak / 100
+			pr.Rate = w.Rate
+		}
+		variants := make([]Variant, len(sides))
+		for k, side := range sides {
+			variants[k] = Variant{Name: e.Settings[k].Name, Run: func(ctx context.Context) (*Result, error) { return Run(ctx, side.s, side.d, w) }}
+		}
+		cs, err := Compare(ctx, o.Rounds, variants, nil)
+		var we *WorkloadError
+		switch {
+		case errors.As(err, &we):
+			pr.Skipped = we.Error()
+		case err != nil:
+			return nil, fmt.Errorf("%s: %w", p.Label, err)
+		}
+		pr.Variants = cs
+		if p.PercentOfPeak == 0 && len(cs) > 0 {
+			peaks[p.Series] = cs[0].IOPS.Median
+		}
+		rep.Points = append(rep.Points, pr)
+	}
+	if o.Progress != nil {
+		o.Progress(len(e.Points), len(e.Points), "")
+	}
+	return rep, nil
+}
+
+// Spread is a metric of one variant over the rounds.
+func (c *Compared) Spread(m Metric) Spread {
+	v := make([]float64, 0, len(c.Rounds))
+	for _, r := range c.Rounds {
+		v = append(v, m.Of(r))
+	}
+	return NewSpread(v)
+}
+
+// Ratio is a metric of c divided, round by round, by that of base. ok is false when base has zeros.
+func (c *Compared) Ratio(base *Compared, m Metric) (s Spread, ok bool) {
+	v := make([]float64, 0, len(c.Rounds))
+	for n, r := range c.Rounds {
+		b := m.Of(base.Rounds[n])
+		if b == 0 {
+			return Spread{}, false
+		}
+		v = append(v, m.Of(r)/b)
+	}
+	return NewSpread(v), len(v) > 0
+}

@@ -1,0 +1,91 @@
+package bench
+
+import (
+	"bufio"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is what a figure depends on besides the program: recorded with every report.
+type Machine struct {
+	CPU         string  `json:"cpu"`  // model name of the first one
+	CPUs        int     `json:"cpus"` // this process may use
+	MemoryMiB   int64   `json:"memory_mib"`
+	Hypervisor  bool    `json:"hypervisor"` // the CPU says that it is a virtual one
+	Kernel      string  `json:"kernel"`     // release and build
+	OS          string  `json:"os"`
+	Arch        string  `json:"arch"`
+	Go          string  `json:"go"`
+	MaxProcs    int     `json:"gomaxprocs"`
+	Version     string  `json:"version"` // of this program: the commit it was built from
+	LoadAverage float64 `json:"load_average"`
+	Time        string  `json:"time"` // RFC 3339, UTC
+	Device      string  `json:"device,omitempty"`
+	Target      string  `json:"target,omitempty"`
+}
+
+// ThisMachine describes where the program runs, as far as it can be read.
+func ThisMachine() Machine {
+	m := Machine{CPUs: runtime.NumCPU(), Arch: runtime.GOARCH, Go: runtime.Version(), MaxProcs: runtime.GOMAXPROCS(0),
+		Time: time.Now().UTC().Format(time.RFC3339)}
+	eachLine("/proc/cpuinfo", func(line string) bool {
+		key, value, _ := strings.Cut(line, ":")
+		switch strings.TrimSpace(key) {
+		case "model name":
+			m.CPU = strings.TrimSpace(value)
+		case "flags":
+			m.Hypervisor = strings.Contains(value+" ", " hypervisor ")
+			return false
+		}
+		return true
+	})
+	eachLine("/etc/os-release", func(line string) bool {
+		if v, ok := strings.CutPrefix(line, "PRETTY_NAME="); ok {
+			m.OS = strings.Trim(v, `"`)
+		}
+		return m.OS == ""
+	})
+	eachLine("/proc/loadavg", func(line string) bool {
+		if f := strings.Fields(line); len(f) > 0 {
+			m.LoadAverage, _ = strconv.ParseFloat(f[0], 64)
+		}
+		return false
+	})
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
+	}
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) == nil {
+		m.MemoryMiB = int64(uint64(si.Totalram) * uint64(si.Unit) >> 20)
+	}
+	m.Version = "unknown"
+	if b, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range b.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				m.Version = s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				m.Version += ", modified"
+			}
+		}
+	}
+	return m
+}
+
+// eachLine calls f for the lines of a file until it returns false. A file that cannot be read has none.
+func eachLine(path string, f func(string) bool) {
+	file, err := os.Open(path)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	for s := bufio.NewScanner(file); s.Scan() && f(s.Text()); {
+	}
+}

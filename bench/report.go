@@ -1,0 +1,152 @@
+package bench
+
+import (
+	"encoding/csv"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+)
+
+// tableMetrics are the columns of the text table.
+var tableMetrics = []string{"iops", "lat_mean", "lat_p50", "lat_p99", "lat_p999", "cpu_per_io", "cpu_user", "cpu_system", "notifications", "commands_per_notification"}
+
+// ratioMetrics are compared with the first variant.
+var ratioMetrics = []string{"iops", "lat_mean", "cpu_per_io"}
+
+// WriteText prints the report for reading: a block per point, a row per variant with medians; below it the
+// ratios to the first variant with what the rounds allow to say, and the published figures beside ours.
+func (rep *Report) WriteText(w io.Writer) error {
+	m := rep.Machine
+	fmt.Fprintf(w, "%s: %s\n  published: %s\n  question:  %s\n", rep.Experiment, rep.Title, rep.Source, rep.Question)
+	fmt.Fprintf(w, "  machine:   %s, %d CPUs, %d MiB, virtual: %v, load average %.2f\n  system:    %s, Linux %s, %s\n  program:   %s; device %s; target %s\n",
+		m.CPU, m.CPUs, m.MemoryMiB, m.Hypervisor, m.LoadAverage, m.OS, m.Kernel, m.Go, m.Version, m.Device, m.Target)
+	if len(rep.Command) > 0 {
+		fmt.Fprintf(w, "  command:   %s\n", strings.Join(rep.Command, " "))
+	}
+	fmt.Fprintf(w, "  %s; %d rounds of %d ms each, alternating; medians; CPU is this process's\n\n", m.Time, rep.Rounds, rep.RuntimeMS)
+	for _, p := range rep.Points {
+		if p.Skipped != "" {
+			fmt.Fprintf(w, "%s: not run: %s\n\n", p.Label, p.Skipped)
+			continue
+		}
+		fmt.Fprint(w, p.Label)
+		if p.Rate > 0 {
+			fmt.Fprintf(w, " (%.0f commands/s)", p.Rate)
+		}
+		fmt.Fprintln(w)
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprint(t, "  variant\tIOPS\t[min-max]\tmean us\tp50\tp99\tp99.9\tCPU us/IO\tuser %\tsystem %\tnotif/s\tcmds/notif\t\n")
+		for k := range p.Variants {
+			c := &p.Variants[k]
+			fmt.Fprintf(t, "  %s\t", c.Name)
+			for _, name := range tableMetrics {
+				metric, _ := MetricNamed(name)
+				s := c.Spread(metric)
+				fmt.Fprintf(t, "%s\t", figure(s.Median))
+				if name == "iops" {
+					fmt.Fprintf(t, "[%.0f-%.0f]\t", s.Min, s.Max)
+				}
+			}
+			fmt.Fprintln(t)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		for k := range p.Variants[1:] {
+			c := &p.Variants[k+1]
+			var said []string
+			for _, name := range ratioMetrics {
+				metric, _ := MetricNamed(name)
+				if s, ok := c.Ratio(&p.Variants[0], metric); ok {
+					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Min, s.Max, s.Verdict()))
+				}
+			}
+			fmt.Fprintf(w, "  %s to %s: %s\n", c.Name, p.Variants[0].Name, strings.Join(said, "; "))
+		}
+		rep.writePublished(w, &p)
+		fmt.Fprintln(w)
+	}
+	return nil
+}
+
+// writePublished sets the published figures beside ours: the absolute ones, and the ratio between the variants, which is what can be compared.
+func (rep *Report) writePublished(w io.Writer, p *PointResult) {
+	for _, name := range metricNames(p.Published) {
+		metric, _ := MetricNamed(name)
+		fmt.Fprintf(w, "  %s, published / ours:", name)
+		var pubBase, ourBase float64
+		for _, pub := range p.Published {
+			if pub.Metric != name {
+				continue
+			}
+			ours := -1.0
+			for k := range p.Variants {
+				if p.Variants[k].Name == pub.Setting {
+					ours = p.Variants[k].Spread(metric).Median
+				}
+			}
+			if ours < 0 {
+				continue
+			}
+			fmt.Fprintf(w, "  %s %s / %s", pub.Setting, figure(pub.Value), figure(ours))
+			switch {
+			case pubBase == 0:
+				pubBase, ourBase = pub.Value, ours
+			case ourBase > 0:
+				fmt.Fprintf(w, " (x%.2f / x%.2f)", pub.Value/pubBase, ours/ourBase)
+			}
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+func metricNames(ps []Published) (names []string) {
+	for _, m := range Metrics {
+		for _, p := range ps {
+			if p.Metric == m.Name {
+				names = append(names, m.Name)
+				break
+			}
+		}
+	}
+	return names
+}
+
+// figure prints a number with as many digits as mean something.
+func figure(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v >= 100:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case v >= 1:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 3, 64)
+}
+
+// WriteCSV writes a line per point, variant and metric: median, minimum, maximum and the published figure where there is one.
+func (rep *Report) WriteCSV(w io.Writer) error {
+	c := csv.NewWriter(w)
+	c.Write([]string{"experiment", "point", "series", "x", "rate_limit", "variant", "metric", "unit", "median", "min", "max", "rounds", "published"})
+	num := func(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }
+	for _, p := range rep.Points {
+		for k := range p.Variants {
+			v := &p.Variants[k]
+			for _, m := range Metrics {
+				s := v.Spread(m)
+				published := ""
+				for _, pub := range p.Published {
+					if pub.Setting == v.Name && pub.Metric == m.Name {
+						published = num(pub.Value)
+					}
+				}
+				c.Write([]string{rep.Experiment, p.Label, p.Series, num(p.X), num(p.Rate), v.Name, m.Name, m.Unit, num(s.Median), num(s.Min), num(s.Max), strconv.Itoa(len(v.Rounds)), published})
+			}
+		}
+	}
+	c.Flush()
+	return c.Error()
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"srp-initiator/bench"
+	"srp-initiator/completion"
+	"srp-initiator/srp"
+	"srp-initiator/srp/disk"
+)
+
+var experimentVerb = &verb{
+	name: "experiment", args: "NAME TARGET...",
+	short: "re-run a published experiment on completion modes",
+	long: `Runs a named experiment on a logical unit and sets its figures beside the published ones. Each completion setting gets a
+session of its own; the settings take turns, --rounds times for each point. A ratio whose rounds do not all lie on the same side of 1
+is not called a difference. What the machine was, and the command, go into every report.
+
+Experiments:
+` + experimentText() + `
+The published tables were measured on null storage (target-emu --lun 0=null:1g, or a NULLIO unit of SCST). e2 writes: it
+needs --write and destroys the unit's data.
+
+CPU time is this process's: what the target spends is not in it.`,
+	example: `  srp-initiator experiment e4 srp://10.0.0.1:5555/505400fffe123456
+  srp-initiator experiment matrix srp://10.0.0.1:5555/505400fffe123456 --rounds 5 --runtime 2s --csv matrix.csv --plots .
+  srp-initiator experiment e2 --write srp://10.0.0.1:5555/505400fffe123456 --json`,
+	flags: func(fs *pflag.FlagSet) func(*env) error {
+		var f connectFlags
+		var l lunFlag
+		var o bench.Options
+		offset, size := sizeFlag(0), sizeFlag(0)
+		fs.IntVar(&o.Rounds, "rounds", 3, "rounds per point, 1 to 1000")
+		fs.DurationVar(&o.Runtime, "runtime", 500*time.Millisecond, "of each setting in each round")
+		fs.DurationVar(&o.Warmup, "ramp-time", 0, "run before measuring begins (default: a fifth of --runtime)")
+		fs.Var(&offset, "offset", "start of the range used")
+		fs.Var(&size, "size", "size of the range used (0: to the unit's end)")
+		fs.Uint64Var(&o.Seed, "seed", 1, "of offsets")
+		fs.BoolVar(&o.MayWrite, "write", false, "allow experiments that overwrite the unit's data")
+		csvFile := fs.String("csv", "", "write all figures to this file")
+		plots := fs.String("plots", "", "draw the figures into this directory (PNG and SVG)")
+		l.register(fs)
+		f.register(fs)
+		return func(e *env) error {
+			if len(e.args) != 2 {
+				return usagef("want the experiment's name and one TARGET: srp-initiator experiment NAME TARGET")
+			}
+			x, err := bench.ExperimentNamed(e.args[0])
+			if err != nil {
+				return &usageError{err}
+			}
+			t, login, err := srp.ParseTarget(e.args[1])
+			if err != nil {
+				return err
+			}
+			if err := l.check(); err != nil {
+				return err
+			}
+			switch {
+			case o.Rounds < 1 || o.Rounds > 1000:
+				return usagef("--rounds must be 1 to 1000")
+			case o.Runtime <= 0 || o.Warmup < 0:
+				return usagef("--runtime must be positive, --ramp-time not negative")
+			case fs.Changed("completion") || fs.Changed("thread") || fs.Changed("lock-thread") || fs.Changed("poll-weight") || fs.Changed("poll-budget"):
+				return usagef("the experiment chooses the completion settings")
+			}
+			if *plots != "" {
+				if st, err := os.Stat(*plots); err != nil || !st.IsDir() {
+					return usagef("--plots %s: not a directory", *plots)
+				}
+			}
+			o.Offset, o.Size = int64(offset), int64(size)
+			for _, p := range x.Points {
+				login.QueueSize = max(login.QueueSize, min(p.Workload.Depth*p.Workload.Jobs, 128))
+			}
+			o.Progress = func(done, all int, point string) {
+				if done < all {
+					fmt.Fprintf(e.stderr, "%s %d/%d: %s\n", x.Name, done+1, all, point)
+				}
+			}
+			rep, err := x.Run(e.ctx, f.opener(e, &l, t, login), o)
+			if errors.Is(err, bench.ErrWouldWrite) {
+				return usagef("%s overwrites the unit's data: say --write to allow it", x.Name)
+			}
+			if err != nil {
+				return err
+			}
+			rep.Command = os.Args
+			return e.report(rep, *csvFile, *plots)
+		}
+	},
+}
+
+func experimentText() string {
+	var b strings.Builder
+	for _, x := range bench.Experiments() {
+		fmt.Fprintf(&b, "  %-8s %s\n           %s\n", x.Name, x.Title, x.Source)
+	}
+	return b.String()
+}
+
+// opener logs in once per completion setting.
+func (f *connectFlags) opener(e *env, l *lunFlag, t srp.TargetPort, o srp.LoginOptions) bench.Opener {
+	return func(ctx context.Context, cfg completion.Config) (*srp.Session, *disk.Disk, func() error, error) {
+		own := *f
+		own.settings = &cfg
+		c, err := own.login(e, t, o)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		lun, err := l.lun(ctx, c.Session)
+		if err != nil {
+			c.close()
+			return nil, nil, nil, err
+		}
+		d, err := disk.Open(ctx, c.Session, lun)
+		if err != nil {
+			c.close()
+			return nil, nil, nil, err
+		}
+		return c.Session, d, c.close, nil
+	}
+}
+
+func (e *env) report(rep *bench.Report, csvFile, plots string) error {
+	if csvFile != "" {
+		w, err := os.Create(csvFile)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(rep.WriteCSV(w), w.Close()); err != nil {
+			return err
+		}
+	}
+	if plots != "" {
+		files, err := rep.WritePlots(plots)
+		if err != nil {
+			return err
+		}
+		for _, name := range files {
+			fmt.Fprintln(e.stderr, name)
+		}
+	}
+	if e.json {
+		return e.printJSON(rep)
+	}
+	return rep.WriteText(e.stdout)
+}
