@@ -32,7 +32,7 @@ type guestTest struct {
 var guestTests = []guestTest{
 	{scenario: RXE, pkg: "rdma/cm/ucm"},
 	{scenario: RXE, pkg: "rdma", match: "TestKernelDevices"},
-	{scenario: NetNS, pkg: "rdma/softroce", match: "TestKernelPeer"},
+	{scenario: NetNS, pkg: "rdma/softroce", match: "TestKernelPeer|TestLossyLoopback"},
 	{scenario: NetNS4096, pkg: "rdma/softroce", match: "TestKernelPeer"},
 	{scenario: RXE, pkg: "rdma/verbs/uverbs", match: "TestRXE"},
 	{scenario: RXE4096, pkg: "rdma/verbs/uverbs", match: "TestRXE$/rxe1"},

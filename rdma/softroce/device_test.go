@@ -152,6 +152,11 @@ var connParam = cm.ConnParam{ResponderResources: 4, InitiatorDepth: 4, RetryCoun
 // connect joins a and b; prepare is called with both queue pairs in INIT.
 func connect(t testing.TB, a, b *end) {
 	t.Helper()
+	connectWith(t, a, b, connParam)
+}
+
+func connectWith(t testing.TB, a, b *end, param cm.ConnParam) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	l, err := b.d.Connector().Listen(netip.AddrPortFrom(b.d.Addr(), 0), 4)
@@ -173,7 +178,7 @@ func connect(t testing.TB, a, b *end) {
 			if got := c.Request(); !bytes.HasPrefix(got.PrivateData, []byte("hello\x00")) || len(got.PrivateData) != cm.MaxConnectData {
 				return fmt.Errorf("request %+v", got)
 			}
-			p := connParam
+			p := param
 			p.PrivateData = []byte("welcome")
 			return c.Accept(ctx, p)
 		}()
@@ -186,7 +191,7 @@ func connect(t testing.TB, a, b *end) {
 	if err := c.InitQP(a.qp); err != nil {
 		t.Fatal(err)
 	}
-	p := connParam
+	p := param
 	p.PrivateData = []byte("hello")
 	rep, err := c.Connect(ctx, p)
 	if err != nil {

@@ -221,7 +221,7 @@ func TestQuietSession(t *testing.T) {
 func TestBadNetwork(t *testing.T) {
 	n := uint64(60)
 	if testing.Short() {
-		n = 10
+		n = 4
 	}
 	var retransmits, icrc uint64
 	for seed := range n {
