@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestWrongArguments(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "faults")
+	if err := os.WriteFile(script, []byte("cmd : nonsense\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{
+		"--nonsense", "argument", "--lun 0", "--lun x=ram:1m", "--lun 0=ram:1x", "--lun 0=ram:1m --lun 0=ram:1m", "--completion direct", "--completion foo", "--id-ext xyz", "--id-ext 0",
+		"--acl foo", "--listen foo", "--faults " + script, "--faults /nonexistent/file", "--request-limit 1", "--max-iu 10", "--formats 8", "--max-channels -1", "--poll-weight -1",
+		"--device softroce:foo", "--pcap /nonexistent/dir/file",
+	} {
+		err := run(strings.Fields(args), io.Discard, io.Discard)
+		var ue usageError
+		if !errors.As(err, &ue) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v; want one line and exit code 2", args, err)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	var out bytes.Buffer
+	if err := run([]string{"--help"}, &out, io.Discard); err != nil || !strings.Contains(out.String(), "--faults FILE") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// TestServeUntilSignal starts the whole command, reads its line and ends it with SIGTERM.
+func TestServeUntilSignal(t *testing.T) {
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	capture := filepath.Join(t.TempDir(), "x.pcapng")
+	go func() {
+		done <- run([]string{"--lun", "0=ram:1m", "--pcap", capture, "--port", "5556"}, w, os.Stderr)
+		w.Close()
+	}()
+	line := make([]byte, 200)
+	n, err := r.Read(line)
+	if err != nil || !regexp.MustCompile(`^id_ext=[0-9a-f]{16},ioc_guid=[0-9a-f]{16},dest=127\.[0-9.]+:5556\n$`).Match(line[:n]) {
+		t.Errorf("first line %q, %v", line[:n], err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("SIGTERM does not end it")
+	}
+	if st, err := os.Stat(capture); err != nil || st.Size() == 0 {
+		t.Errorf("capture: %v", err)
+	}
+}
