@@ -27,6 +27,27 @@ func noEvent(t TB, ch verbs.CompletionChannel) {
 	}
 }
 
+// within runs a wait that has no time limit of its own, and fails when it does not return.
+func within(t TB, what string, wait func() (int, error)) (int, error) {
+	t.Helper()
+	type result struct {
+		n   int
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		n, err := wait()
+		done <- result{n, err}
+	}()
+	select {
+	case r := <-done:
+		return r.n, r.err
+	case <-time.After(patience):
+		t.Fatalf("%s: not back after %v", what, patience)
+	}
+	return 0, nil
+}
+
 func arm(t TB, cq verbs.CompletionQueue, solicited bool) (missed bool) {
 	t.Helper()
 	missed, err := cq.Arm(solicited)
@@ -73,7 +94,8 @@ func armOnce(t TB, p Pair) {
 	arm(t, cq, false)
 	r.write(1)
 	var events [1]verbs.CompletionQueue
-	if n, err := r.a.ch.Wait(events[:]); n != 1 || err != nil || events[0] != cq {
+	n, err := within(t, "Wait for an event", func() (int, error) { return r.a.ch.Wait(events[:]) })
+	if n != 1 || err != nil || events[0] != cq {
 		t.Fatalf("Wait = %d, %v", n, err)
 	}
 	r.a.awaitSend(1, verbs.WCRDMAWrite)
@@ -328,7 +350,7 @@ func wakeAndTimeout(t TB, p Pair) {
 			} else {
 				time.AfterFunc(time.Duration(round)*100*time.Microsecond, r.a.ch.Wake)
 			}
-			if n, err := wait(); n != 0 || err != nil {
+			if n, err := within(t, "Wait with a Wake", wait); n != 0 || err != nil {
 				t.Fatalf("round %d, wait %d: %d, %v; want to be woken", round, i, n, err)
 			}
 		}

@@ -10,8 +10,9 @@ import (
 	"srp-initiator/rdma/verbs"
 )
 
-// patience is how long a case waits for what must come. It is long: emulated machines are slow.
-const patience = 20 * time.Second
+// patience is how long a case waits for what must come. It is long: emulated machines are slow. (A variable for the test of
+// this package, whose faulty provider makes it wait in vain.)
+var patience = 20 * time.Second
 
 // quiet is how long a case waits for what must not come.
 const quiet = 60 * time.Millisecond
