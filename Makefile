@@ -32,13 +32,15 @@ binaries: ## the two commands, static, in bin/
 	@command -v $(GO) >/dev/null || { echo "Go is missing: install Debian's package golang or Go from its own site, version $$(sed -n 's/^go //p' go.mod) or newer"; exit 2; }
 	$(GO) build -trimpath -o bin/ ./cmd/...
 
-bench-peers: binaries ## beside tgt, nbdkit and the machine's limit, on loopback (some ten minutes; docs/benchmarks.md)
+bench-peers: binaries ## beside tgt, nbdkit and the machine's limit, on loopback (some ten minutes), into docs/benchmarks.md
 	$(GO) build -trimpath -o bin/ ./bench/limit ./bench/versus
-	bin/versus peers --json bin/peers.json
+	bin/versus peers --json bin/peers.json > bin/peers.md
+	$(GO) run ./bench/splice docs/benchmarks.md peers < bin/peers.md
 
 bench-fio: binaries ## beside fio on the kernel's ib_srp, in a guest: KERNEL=6.1|6.12
 	$(GO) build -trimpath -o bin/ ./bench/versus
-	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator --file bin/versus --out bin -- /root/versus fio --json '$$VMTEST_OUT/fio.json'
+	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator --file bin/versus -- /root/versus fio > bin/fio-$(KERNEL).md
+	$(GO) run ./bench/splice docs/benchmarks.md fio-$(KERNEL) < bin/fio-$(KERNEL).md
 
 build: ## build all for amd64 and arm64
 	$(GO) build ./...
