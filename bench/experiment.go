@@ -17,8 +17,8 @@ import (
 	"srp-initiator/srp/disk"
 )
 
-// Opener logs in with the given completion settings. close logs out.
-type Opener func(ctx context.Context, cfg completion.Config) (s *srp.Session, d *disk.Disk, close func() error, err error)
+// Opener logs in with the given completion settings and opens so many units. close logs out.
+type Opener func(ctx context.Context, cfg completion.Config, units int) (s *srp.Session, ds []*disk.Disk, close func() error, err error)
 
 // Setting is one variant of an experiment.
 type Setting struct {
@@ -56,6 +56,8 @@ type Experiment struct {
 	LogX     bool
 	Settings []Setting
 	Points   []Point
+	Units    int // units in a stripe; 0: one, not striped
+	Chunk    int // of the stripe, bytes
 }
 
 // Metric is a figure of a Result that reports know by name.
@@ -158,7 +160,7 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 	}
 	type side struct {
 		s *srp.Session
-		d *disk.Disk
+		d []*disk.Disk
 	}
 	sides := make([]side, len(e.Settings))
 	for k, set := range e.Settings {
@@ -168,7 +170,7 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 				return nil, err
 			}
 		}
-		s, d, end, err := open(ctx, cfg)
+		s, d, end, err := open(ctx, cfg, max(e.Units, 1))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", set.Name, err)
 		}
@@ -181,7 +183,7 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 	}
 	rep = &Report{Experiment: e.Name, Title: e.Title, Source: e.Source, Question: e.Question, XAxis: e.XAxis, LogX: e.LogX,
 		Machine: ThisMachine(), Rounds: o.Rounds, RuntimeMS: o.Runtime.Milliseconds()}
-	inq := sides[0].d.Inquiry()
+	inq := sides[0].d[0].Inquiry()
 	rep.Machine.Device = sides[0].s.Device().Name() + " (" + sides[0].s.Device().Provider() + ")"
 	rep.Machine.Target = strings.Join(strings.Fields(inq.Vendor+" "+inq.Product+" "+inq.Revision), " ")
 	peaks := map[string]float64{}
@@ -203,7 +205,7 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 		}
 		variants := make([]Variant, len(sides))
 		for k, side := range sides {
-			variants[k] = Variant{Name: e.Settings[k].Name, Run: func(ctx context.Context) (*Result, error) { return Run(ctx, side.s, side.d, w) }}
+			variants[k] = Variant{Name: e.Settings[k].Name, Run: func(ctx context.Context) (*Result, error) { return RunStriped(ctx, side.s, side.d, max(e.Chunk, 1), w) }}
 		}
 		cs, err := Compare(ctx, o.Rounds, variants, nil)
 		var we *WorkloadError

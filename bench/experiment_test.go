@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ import (
 
 // opener logs in to target, once per call.
 func opener(t testing.TB, target string) bench.Opener {
-	return func(ctx context.Context, cfg completion.Config) (*srp.Session, *disk.Disk, func() error, error) {
+	return func(ctx context.Context, cfg completion.Config, units int) (*srp.Session, []*disk.Disk, func() error, error) {
 		p, o, err := srp.ParseTarget(target)
 		if err != nil {
 			t.Fatal(err)
@@ -38,21 +39,25 @@ func opener(t testing.TB, target string) bench.Opener {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l, err := scsi.ParseLUN("0")
-		if err != nil {
-			t.Fatal(err)
+		var ds []*disk.Disk
+		for k := range units {
+			l, err := scsi.ParseLUN(strconv.Itoa(k))
+			if err != nil {
+				t.Fatal(err)
+			}
+			d, err := disk.Open(ctx, s, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ds = append(ds, d)
 		}
-		d, err := disk.Open(ctx, s, l)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s, d, func() error { return errors.Join(s.Close(), f.Close()) }, nil
+		return s, ds, func() error { return errors.Join(s.Close(), f.Close()) }, nil
 	}
 }
 
 // TestExperiments runs every experiment shortly, and reads its reports back.
 func TestExperiments(t *testing.T) {
-	target := startTarget(t, "ram:16m")
+	target := startTarget(t, "ram:16m", "ram:16m")
 	for _, e := range bench.Experiments() {
 		t.Run(e.Name, func(t *testing.T) {
 			if testing.Short() {
@@ -153,5 +158,39 @@ func TestVerdict(t *testing.T) {
 		if got := bench.NewSpread(c.ratios).Verdict(); got != c.want {
 			t.Errorf("%v: %s, want %s", c.ratios, got, c.want)
 		}
+	}
+}
+
+// TestStripe fills a stripe and reads it: every byte of a verified stripe is where it belongs, and both units have their share.
+func TestStripe(t *testing.T) {
+	s, ds, end, err := opener(t, startTarget(t, "ram:4m", "ram:5m"))(t.Context(), completion.Config{Mode: completion.Adaptive}, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end()
+	w := bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 16, Jobs: 1, Loops: 2000, Verify: true, Seed: 3}
+	r, err := bench.RunStriped(t.Context(), s, ds, 65536, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Verified != 2000 {
+		t.Errorf("%d commands verified, want 2000", r.Verified)
+	}
+	zero := make([]byte, 4096)
+	for k, d := range ds {
+		buf := make([]byte, 4<<20)
+		if _, err := d.ReadAt(buf, 0); err != nil {
+			t.Fatal(err)
+		}
+		for off := 0; off < len(buf); off += 4096 {
+			if bytes.Equal(buf[off:off+4096], zero) {
+				t.Fatalf("unit %d: nothing was written at %d", k, off)
+			}
+		}
+	}
+	var we *bench.WorkloadError
+	w.BlockSize = 128 << 10
+	if _, err := bench.RunStriped(t.Context(), s, ds, 65536, w); !errors.As(err, &we) {
+		t.Errorf("commands larger than a chunk: %v", err)
 	}
 }

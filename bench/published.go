@@ -28,7 +28,9 @@ func sizeName(n int) string {
 }
 
 // Experiments lists them by name.
-func Experiments() []*Experiment { return []*Experiment{e1(), e2(), e4(), modeMatrix(), depthSweep()} }
+func Experiments() []*Experiment {
+	return []*Experiment{e1(), e2(), e3(), e4(), modeMatrix(), depthSweep()}
+}
 
 // ExperimentNamed finds an experiment.
 func ExperimentNamed(name string) (*Experiment, error) {
@@ -82,6 +84,28 @@ func e2() *Experiment {
 			Workload: Workload{Pattern: RandRW, ReadPct: 50, BlockSize: 4096, Depth: depth, Jobs: 1}}
 		if depth == 32 { // the depth of AHCI's command queue
 			p.Published = []Published{{"interrupt", "iops", 276}, {"poll, budget 31", "iops", 220}, {"poll, budget 128", "iops", 276}, {"poll, budget 256", "iops", 276}}
+		}
+		e.Points = append(e.Points, p)
+	}
+	return e
+}
+
+// e3 is polling on a device that is stacked on others.
+func e3() *Experiment {
+	e := &Experiment{Name: "e3", Title: "Polling on a stripe of two units",
+		Source:   "polling for stacked block devices, linux-block 2020 (RAID-0 over two NVMe devices)",
+		Question: "Does polling of the members reach the user of the stripe, as latency and as IOPS?",
+		XAxis:    "commands in flight", LogX: true,
+		Settings: []Setting{interruptSetting, directSetting},
+		Units:    2, Chunk: 64 << 10}
+	for _, depth := range []int{1, 2, 4, 8, 16, 32, 64, 128} {
+		p := Point{Label: fmt.Sprintf("4 KiB, QD %d", depth), Series: "4 KiB", X: float64(depth),
+			Workload: Workload{Pattern: RandRead, BlockSize: 4096, Depth: depth, Jobs: 1}}
+		switch depth {
+		case 1:
+			p.Published = []Published{{"interrupt", "lat_mean", 12.03}, {"direct", "lat_mean", 9.00}, {"interrupt", "iops", 78800}, {"direct", "iops", 108000}}
+		case 16:
+			p.Published = []Published{{"interrupt", "iops", 252000}, {"direct", "iops", 369000}}
 		}
 		e.Points = append(e.Points, p)
 	}

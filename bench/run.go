@@ -99,7 +99,8 @@ type job struct {
 
 type runner struct {
 	w         Workload
-	d         *disk.Disk
+	ds        []*disk.Disk // more than one: blocks go to them in turn, chunk by chunk
+	chunk     int64
 	s         *srp.Session
 	mem       *srp.Memory
 	blocks    int64
@@ -114,11 +115,30 @@ type runner struct {
 
 // Run runs w on d, whose session is s. A command that fails ends the run with its error, as does ctx.
 func Run(ctx context.Context, s *srp.Session, d *disk.Disk, w Workload) (*Result, error) {
-	most := min(d.MaxTransfer(), s.MaxTransfer())
-	if err := w.check(d.Size(), d.BlockSize(), most); err != nil {
+	return RunStriped(ctx, s, []*disk.Disk{d}, 1<<30, w)
+}
+
+// RunStriped is Run on several units of one session as if they were one, with chunks of chunk bytes on each in turn (RAID-0). Every
+// command lies in one chunk: chunk is a multiple of the workload's block size.
+func RunStriped(ctx context.Context, s *srp.Session, ds []*disk.Disk, chunk int, w Workload) (*Result, error) {
+	most, size, block := s.MaxTransfer(), int64(0), 0
+	for i, d := range ds {
+		most = min(most, d.MaxTransfer())
+		if i == 0 || d.Size() < size {
+			size = d.Size()
+		}
+		block = max(block, d.BlockSize())
+	}
+	if len(ds) > 1 {
+		if chunk < w.BlockSize || w.BlockSize > 0 && chunk%w.BlockSize != 0 {
+			return nil, badItem("bs", "%d does not divide the stripe's chunk of %d bytes", w.BlockSize, chunk)
+		}
+		size = size / int64(chunk) * int64(chunk) * int64(len(ds))
+	}
+	if err := w.check(size, block, most); err != nil {
 		return nil, err
 	}
-	r := &runner{w: w, d: d, s: s, blocks: w.Size / int64(w.BlockSize)}
+	r := &runner{w: w, ds: ds, chunk: int64(chunk), s: s, blocks: w.Size / int64(w.BlockSize)}
 	if w.Loops > 0 {
 		r.left.Store(w.Loops)
 	}
@@ -225,10 +245,11 @@ func (j *job) take() *slot {
 }
 
 func (j *job) submit(s *slot) error {
+	d, off := j.r.place(s.off)
 	if s.write {
-		j.r.d.Write(&s.Command, s.off, s.buf, false)
+		d.Write(&s.Command, off, s.buf, false)
 	} else {
-		j.r.d.Read(&s.Command, s.off, s.buf)
+		d.Read(&s.Command, off, s.buf)
 	}
 	s.started = time.Now()
 	if err := j.r.s.Submit(&s.Command); err != nil {
@@ -236,6 +257,16 @@ func (j *job) submit(s *slot) error {
 		return err
 	}
 	return nil
+}
+
+// place finds the unit that holds the byte at off, and where.
+func (r *runner) place(off int64) (*disk.Disk, int64) {
+	n := int64(len(r.ds))
+	if n == 1 {
+		return r.ds[0], off
+	}
+	k := off / r.chunk
+	return r.ds[k%n], k/n*r.chunk + off%r.chunk
 }
 
 // reap waits until at least one slot is done, calls f for each, and frees it unless f submitted it again.

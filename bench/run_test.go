@@ -65,7 +65,8 @@ func open(t testing.TB, mode completion.Mode, spec string) (*srp.Session, *disk.
 	return s, d
 }
 
-func startTarget(t testing.TB, spec string) string {
+// startTarget serves one unit per spec, from LUN 0 on.
+func startTarget(t testing.TB, specs ...string) string {
 	t.Helper()
 	f, err := rdma.Open("softroce")
 	if err != nil {
@@ -76,22 +77,24 @@ func startTarget(t testing.TB, spec string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sp, err := lun.ParseSpec(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := lun.OpenStore(sp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { st.Close() })
-	u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: "bench"})
-	if err != nil {
-		t.Fatal(err)
-	}
 	m := &lun.Map{}
-	if err := m.Add(0, u); err != nil {
-		t.Fatal(err)
+	for k, spec := range specs {
+		sp, err := lun.ParseSpec(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := lun.OpenStore(sp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { st.Close() })
+		u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: fmt.Sprint("bench", k)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Add(uint32(k), u); err != nil {
+			t.Fatal(err)
+		}
 	}
 	target, err := targetemu.New(f.Context(), f.Connector(), targetemu.Config{Listen: netip.AddrPortFrom(g.GID.Addr(), 5555), Units: m, IDExt: 0x1122334455667788, IOCGUID: 0x99aabbccddeeff00})
 	if err != nil {

@@ -47,6 +47,8 @@ CPU time is this process's: what the target spends is not in it.`,
 		csvFile := fs.String("csv", "", "write all figures to this file")
 		plots := fs.String("plots", "", "draw the figures into this directory (PNG and SVG)")
 		l.register(fs)
+		second := lunFlag{text: "1"}
+		fs.StringVar(&second.text, "lun2", second.text, "e3: the other unit of the stripe, on the same target")
 		f.register(fs)
 		return func(e *env) error {
 			if len(e.args) != 2 {
@@ -61,6 +63,9 @@ CPU time is this process's: what the target spends is not in it.`,
 				return err
 			}
 			if err := l.check(); err != nil {
+				return err
+			}
+			if err := second.check(); err != nil {
 				return err
 			}
 			switch {
@@ -85,7 +90,7 @@ CPU time is this process's: what the target spends is not in it.`,
 					fmt.Fprintf(e.stderr, "%s %d/%d: %s\n", x.Name, done+1, all, point)
 				}
 			}
-			rep, err := x.Run(e.ctx, f.opener(e, &l, t, login), o)
+			rep, err := x.Run(e.ctx, f.opener(e, []*lunFlag{&l, &second}, t, login), o)
 			if errors.Is(err, bench.ErrWouldWrite) {
 				return usagef("%s overwrites the unit's data: say --write to allow it", x.Name)
 			}
@@ -106,26 +111,32 @@ func experimentText() string {
 	return b.String()
 }
 
-// opener logs in once per completion setting.
-func (f *connectFlags) opener(e *env, l *lunFlag, t srp.TargetPort, o srp.LoginOptions) bench.Opener {
-	return func(ctx context.Context, cfg completion.Config) (*srp.Session, *disk.Disk, func() error, error) {
+// opener logs in once per completion setting. The units of a stripe are --lun and --lun2.
+func (f *connectFlags) opener(e *env, luns []*lunFlag, t srp.TargetPort, o srp.LoginOptions) bench.Opener {
+	return func(ctx context.Context, cfg completion.Config, units int) (_ *srp.Session, ds []*disk.Disk, _ func() error, err error) {
 		own := *f
 		own.settings = &cfg
 		c, err := own.login(e, t, o)
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		lun, err := l.lun(ctx, c.Session)
-		if err != nil {
-			c.close()
-			return nil, nil, nil, err
+		defer func() {
+			if err != nil {
+				c.close()
+			}
+		}()
+		for _, l := range luns[:units] {
+			lun, err := l.lun(ctx, c.Session)
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			d, err := disk.Open(ctx, c.Session, lun)
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			ds = append(ds, d)
 		}
-		d, err := disk.Open(ctx, c.Session, lun)
-		if err != nil {
-			c.close()
-			return nil, nil, nil, err
-		}
-		return c.Session, d, c.close, nil
+		return c.Session, ds, c.close, nil
 	}
 }
 
