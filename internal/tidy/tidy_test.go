@@ -47,9 +47,10 @@ var allowed = map[string][]string{
 	"rdma/verbs/uverbs/internal/mlx5":     deviceFamily,
 	"rdma/verbs/uverbs/internal/mlx4":     deviceFamily,
 	"rdma/cm":                             {"rdma/verbs"},
+	"rdma/cm/cmtest":                      {"rdma/cm", "rdma/verbs", "rdma/hostmem"},
 	"rdma/cm/ucm":                         {"rdma/cm", "rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs", "golang.org/x/sys/unix"},
 	"rdma/softroce":                       {"rdma/verbs", "rdma/cm", "rdma/hostmem", "rdma/softroce/...", "golang.org/x/sys/unix"},
-	"rdma/softroce/packet":                {},
+	"rdma/softroce/packet":                {"golang.org/x/sys/cpu"},
 	"rdma/softroce/rc":                    {"rdma/softroce/packet", "rdma/verbs"},
 	"rdma/softroce/udp":                   {"rdma/softroce/packet", "golang.org/x/sys/unix"},
 	"rdma/softroce/ibcm":                  {"rdma/softroce/packet", "rdma/verbs", "rdma/cm"},
@@ -64,8 +65,10 @@ var allowed = map[string][]string{
 
 	"target-emu":     {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi", "target-emu/lun"},
 	"target-emu/lun": {"rdma/hostmem", "srp/scsi", "golang.org/x/sys/unix"},
-	"bench": {"rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix",
-		"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot", "gonum.org/v1/plot/plotter", "gonum.org/v1/plot/vg"},
+	"bench":          {"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot/...", "rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix"},
+
+	"bench/limit":  {"github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"bench/versus": {"bench", "bench/limit", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 
 	"internal/require":           {},
 	"internal/vmtest":            {"golang.org/x/sys/unix"},
@@ -77,7 +80,7 @@ var deviceFamily = []string{"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/int
 	"rdma/verbs/uverbs/internal/kernel", "rdma/verbs/uverbs/internal/numtable", "rdma/verbs/uverbs/internal/provider", "golang.org/x/sys/unix"}
 
 // testOnly packages are imported by tests and by each other alone.
-var testOnly = []string{"rdma/softroce/simnet", "rdma/softroce/simlink", "rdma/verbs/verbstest", "rdma/verbs/uverbs/mlxtest",
+var testOnly = []string{"rdma/softroce/simnet", "rdma/cm/cmtest", "rdma/verbs/uverbs/internal/golden", "rdma/softroce/simlink", "rdma/verbs/verbstest", "rdma/verbs/uverbs/mlxtest",
 	"rdma/verbs/uverbs/internal/golden", "internal/require", "internal/vmtest"}
 
 // pure packages are protocol brains: time, randomness and the network are arguments there.

@@ -4,6 +4,7 @@ const (
 	// Port is the UDP destination port of RoCE v2 (IBA annex A17).
 	Port = 4791
 
+	// Lengths of the headers and of the ICRC, in bytes (IBA vol. 1, 9.2 to 9.4).
 	BTHLen  = 12
 	RETHLen = 16
 	AETHLen = 4

@@ -24,9 +24,9 @@ import (
 )
 
 // Time is a monotonic time: nanoseconds since a start that the driver chooses.
-// Never is later than any other.
 type Time int64
 
+// Never is later than any other time.
 const Never Time = 1<<63 - 1
 
 // Add is t+d; Never stays Never.
