@@ -88,20 +88,35 @@ func testUnits(t testing.TB, specs map[uint32]string) *lun.Map {
 	return m
 }
 
-func openDevice(t testing.TB) *softroce.Device {
+// openDevices opens a device for the target and one for the initiator: softroce, or models of the adapter that
+// SRP_TEST_DEVICE names (models_test.go).
+func openDevices(t testing.TB) (target, initiator endpoint) {
 	t.Helper()
-	d, err := softroce.Open(netip.Addr{})
-	if err != nil {
-		t.Fatal(err)
+	if name := os.Getenv("SRP_TEST_DEVICE"); name != "" {
+		return openModels(t, name)
 	}
-	t.Cleanup(func() { d.Close() })
-	return d
+	open := func() endpoint {
+		d, err := softroce.Open(netip.Addr{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		return endpoint{d, d.Connector(), d.Addr()}
+	}
+	return open(), open()
+}
+
+// endpoint is a device with its connection manager and address.
+type endpoint struct {
+	context   verbs.Context
+	connector cm.Connector
+	addr      netip.Addr
 }
 
 func emuWorld(t testing.TB, change ...func(*targetemu.Config)) *world {
-	td, id := openDevice(t), openDevice(t)
+	td, id := openDevices(t)
 	cfg := targetemu.Config{
-		Listen:  netip.AddrPortFrom(td.Addr(), 5555),
+		Listen:  netip.AddrPortFrom(td.addr, 5555),
 		Units:   testUnits(t, map[uint32]string{0: "ram:64m", 1: "ram:64m", 300: "ram:16m", 7: "ram:16m,bs=4096"}),
 		IDExt:   0x1122334455667788,
 		IOCGUID: 0x99aabbccddeeff00,
@@ -112,11 +127,11 @@ func emuWorld(t testing.TB, change ...func(*targetemu.Config)) *world {
 	for _, f := range change {
 		f(&cfg)
 	}
-	w := &world{device: id, connector: id.Connector(),
+	w := &world{device: id.context, connector: id.connector,
 		port: srp.TargetPort{IDExt: cfg.IDExt, IOCGUID: cfg.IOCGUID, IOClass: srp.IOClassRev16a, Dest: cfg.Listen}}
 	var stop func()
 	start := func() {
-		target, err := targetemu.New(td, td.Connector(), cfg)
+		target, err := targetemu.New(td.context, td.connector, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package mlxtest
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -54,7 +55,7 @@ type device struct {
 	nextKey    uint32
 	nextQPN    uint32
 	nextCQN    uint32
-	async      pipe
+	async      eventFile
 	uars       []*uar
 
 	// Room to work in, so that the engine allocates nothing while tests count allocations.
@@ -138,38 +139,34 @@ func loadWord(b []byte) uint32 {
 	return binary.BigEndian.Uint32(v[:])
 }
 
-// pipe is an event file: the driver reads one end, the kernel writes the other.
-type pipe struct{ r, w, own int } // own: the kernel's own descriptor of the reading end
+// eventFile is an event file: one descriptor, which the driver owns, reads and closes. In this process the kernel's side writes
+// by the same descriptor, while a queue that reports to it exists.
+type eventFile struct{ fd int }
 
-func newPipe() (pipe, unix.Errno) {
+func newEventFile() (eventFile, unix.Errno) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return pipe{}, unix.EMFILE
+		return eventFile{}, unix.EMFILE
 	}
-	own, err := unix.FcntlInt(uintptr(p[0]), unix.F_DUPFD_CLOEXEC, 0)
+	// A pipe opened for reading and writing needs one descriptor only.
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", p[0]), unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	unix.Close(p[0])
+	unix.Close(p[1])
 	if err != nil {
-		return pipe{}, unix.EMFILE
+		return eventFile{}, unix.EMFILE
 	}
-	return pipe{r: p[0], w: p[1], own: own}, 0
-}
-
-func (p *pipe) close() {
-	if p.w != 0 {
-		unix.Close(p.w)
-		unix.Close(p.own)
-		*p = pipe{}
-	}
+	return eventFile{fd}, 0
 }
 
 // drop takes unread events of size bytes about element out and returns how many there were.
-func (p *pipe) drop(size int, element uint64) (n uint32) {
-	if p.w == 0 {
+func (p *eventFile) drop(size int, element uint64) (n uint32) {
+	if p.fd == 0 {
 		return 0
 	}
 	var keep []byte
 	b := make([]byte, size)
 	for {
-		if k, err := unix.Read(p.own, b); k != size || err != nil {
+		if k, err := unix.Read(p.fd, b); k != size || err != nil {
 			break
 		}
 		if binary.NativeEndian.Uint64(b) == element {
@@ -179,7 +176,7 @@ func (p *pipe) drop(size int, element uint64) (n uint32) {
 		}
 	}
 	for len(keep) > 0 {
-		unix.Write(p.w, keep[:size])
+		unix.Write(p.fd, keep[:size])
 		keep = keep[size:]
 	}
 	return n
@@ -187,7 +184,7 @@ func (p *pipe) drop(size int, element uint64) (n uint32) {
 
 // channel is a completion channel.
 type channel struct {
-	pipe
+	eventFile
 	refs int
 }
 
@@ -246,12 +243,12 @@ func (c *cq) arm(cmdAny uint32) bool {
 // event raises the completion event.
 func (c *cq) event() {
 	c.armed, c.spent = false, true
-	if c.ch == nil || c.ch.w == 0 {
+	if c.ch == nil {
 		return
 	}
 	var b [8]byte
 	binary.NativeEndian.PutUint64(b[:], c.userID)
-	if _, err := unix.Write(c.ch.w, b[:]); err != nil {
+	if _, err := unix.Write(c.ch.fd, b[:]); err != nil {
 		c.dev.net.fault("%s: completion event: %v", c.dev.name, err)
 		return
 	}
@@ -306,8 +303,8 @@ func (d *device) asyncEvent(element uint64, typ verbs.AsyncEventType) {
 	var b [16]byte
 	binary.NativeEndian.PutUint64(b[:], element)
 	binary.NativeEndian.PutUint32(b[8:], uint32(typ))
-	if d.async.w != 0 {
-		unix.Write(d.async.w, b[:])
+	if d.async.fd != 0 {
+		unix.Write(d.async.fd, b[:])
 	}
 }
 

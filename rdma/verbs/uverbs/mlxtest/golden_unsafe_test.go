@@ -475,7 +475,7 @@ func TestGoldenKernel(t *testing.T) {
 						case "idr_in":
 							json.Unmarshal(a.Value, &at.Value)
 						case "fd_in":
-							if at.Value = uint64(d.async.r); strings.Contains(string(a.Value), "comp_channel") {
+							if at.Value = uint64(d.async.fd); strings.Contains(string(a.Value), "comp_channel") {
 								at.Value = uint64(channelFD(d))
 							}
 						}

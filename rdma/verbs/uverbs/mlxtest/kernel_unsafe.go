@@ -103,10 +103,10 @@ func (k *calls) Ioctl(c *kernel.Ioctl) error {
 		return nil
 	case [2]uint16{abi.ObjectAsyncEvent, abi.MethodAsyncEventAlloc}:
 		var e unix.Errno
-		if k.async, e = newPipe(); e != 0 {
+		if k.async, e = newEventFile(); e != 0 {
 			return e
 		}
-		at(abi.AttrAsyncEventFD).Value = uint64(k.async.r)
+		at(abi.AttrAsyncEventFD).Value = uint64(k.async.fd)
 		return nil
 	case [2]uint16{abi.ObjectMLX5UAR, abi.MethodMLX5UARAlloc}:
 		if k.cfg.Family != "mlx5" || k.cfg.StaticUARs {
@@ -249,10 +249,7 @@ func (k *calls) Close() error {
 	}
 	k.closed = true
 	k.byNum, k.qps, k.cqs = map[uint32]*qp{}, map[uint32]*qp{}, map[uint32]*cq{}
-	for _, c := range k.channels {
-		c.close()
-	}
-	k.async.close()
+	k.async = eventFile{} // the driver has closed its descriptors
 	for _, u := range k.uars {
 		unix.Munmap(u.mem)
 	}
@@ -273,10 +270,10 @@ func (k *calls) write(c *kernel.Write) unix.Errno {
 			return e
 		}
 		var e unix.Errno
-		if k.async, e = newPipe(); e != 0 {
+		if k.async, e = newEventFile(); e != 0 {
 			return e
 		}
-		r.AsyncFD, r.NumCompVectors = uint32(k.async.r), compVectors
+		r.AsyncFD, r.NumCompVectors = uint32(k.async.fd), compVectors
 	case abi.CmdQueryDevice:
 		r := as[abi.QueryDeviceResp](out)
 		if r == nil {
@@ -317,12 +314,12 @@ func (k *calls) write(c *kernel.Write) unix.Errno {
 		return k.destroyMW(as[abi.DeallocMW](in).MWHandle)
 	case abi.CmdCreateCompChannel:
 		r := as[abi.CreateCompChannelResp](out)
-		p, e := newPipe()
+		p, e := newEventFile()
 		if e != 0 {
 			return e
 		}
-		k.channels[p.r] = &channel{pipe: p}
-		r.FD = uint32(p.r)
+		k.channels[p.fd] = &channel{eventFile: p}
+		r.FD = uint32(p.fd)
 	case abi.CmdCreateCQ:
 		q, r := as[abi.CreateCQ](in), as[abi.CreateCQResp](out)
 		cq, e := k.createCQ(q.UserHandle, q.CQE, int(q.CompChannel), c.DriverIn, c.DriverOut)

@@ -155,10 +155,10 @@ func (c *cq) Destroy() (abi.DestroyCQResp, error) {
 // qp is a queue pair with what it owns.
 type qp struct {
 	QP
-	d          *device
-	mem, notes *hostmem.Region
-	record     []byte
-	handle     uint32
+	d      *device
+	mem    *hostmem.Region // rings and notes
+	record []byte
+	handle uint32
 }
 
 // CreateQP implements provider.Device.
@@ -180,10 +180,8 @@ func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
 			q.release()
 		}
 	}()
-	if q.mem, err = hostmem.Alloc(l.Bytes); err != nil {
-		return nil, err
-	}
-	if q.notes, err = hostmem.Alloc(notesBytes(&l)); err != nil {
+	notes := align(l.Bytes, pageSize) // behind the rings, on pages that the adapter does not see
+	if q.mem, err = hostmem.Alloc(notes + notesBytes(&l)); err != nil {
 		return nil, err
 	}
 	if q.record, err = d.qpRecords.Alloc(); err != nil {
@@ -199,7 +197,7 @@ func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
 		return nil, err
 	}
 	q.qpn, q.handle = r.QPN, r.Handle
-	q.init(l, addr(q.mem.Bytes()), addr(q.notes.Bytes()), addr(q.record), addr(d.uar), d.bf, a.SignalAll)
+	q.init(l, addr(q.mem.Bytes()), at(q.mem.Bytes(), notes), addr(q.record), addr(d.uar), d.bf, a.SignalAll)
 	d.qps.Set(q.qpn, &q.QP)
 	return q, nil
 }
@@ -241,9 +239,7 @@ func (q *qp) Destroy() (uint32, error) {
 
 func (q *qp) release() {
 	q.d.qpRecords.Free(q.record)
-	for _, m := range []*hostmem.Region{q.mem, q.notes} {
-		if m != nil {
-			m.Free()
-		}
+	if q.mem != nil {
+		q.mem.Free()
 	}
 }

@@ -320,10 +320,10 @@ func (c *cq) Destroy() (abi.DestroyCQResp, error) {
 // qp is a queue pair with what it owns.
 type qp struct {
 	QP
-	d          *device
-	mem, notes *hostmem.Region
-	record     []byte
-	handle     uint32
+	d      *device
+	mem    *hostmem.Region // rings and notes
+	record []byte
+	handle uint32
 }
 
 // CreateQP implements provider.Device.
@@ -353,10 +353,8 @@ func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
 			q.release()
 		}
 	}()
-	if q.mem, err = hostmem.Alloc(max(l.Bytes, 1)); err != nil {
-		return nil, err
-	}
-	if q.notes, err = hostmem.Alloc(max(notesBytes(&l), 1)); err != nil {
+	notes := align(l.Bytes, pageSize) // behind the rings, on pages that the adapter does not see
+	if q.mem, err = hostmem.Alloc(max(notes+notesBytes(&l), 1)); err != nil {
 		return nil, err
 	}
 	if q.record, err = d.records.Alloc(); err != nil {
@@ -398,7 +396,7 @@ func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
 			return nil, err
 		}
 	}
-	q.init(l, addr(q.mem.Bytes()), addr(q.notes.Bytes()), addr(q.record), q.reg, a.SignalAll)
+	q.init(l, addr(q.mem.Bytes()), at(q.mem.Bytes(), notes), addr(q.record), q.reg, a.SignalAll)
 	if byQPN {
 		q.rsn = q.qpn
 		d.qps.Set(q.rsn, &q.QP)
@@ -441,9 +439,7 @@ func (q *qp) Destroy() (uint32, error) {
 
 func (q *qp) release() {
 	q.d.records.Free(q.record)
-	for _, m := range []*hostmem.Region{q.mem, q.notes} {
-		if m != nil {
-			m.Free()
-		}
+	if q.mem != nil {
+		q.mem.Free()
 	}
 }
