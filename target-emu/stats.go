@@ -62,7 +62,11 @@ type Stats struct {
 	Rejected uint64         `json:"rejected"`
 	Ended    uint64         `json:"ended"` // channels that are gone
 	Channels []ChannelStats `json:"channels"`
+	Past     []ChannelStats `json:"past_channels"` // the last maxPast of the ended ones, oldest first
 }
+
+// maxPast bounds Stats.Past.
+const maxPast = 64
 
 func (ch *channel) snapshot() ChannelStats {
 	c := &ch.count

@@ -48,6 +48,7 @@ type Target struct {
 	nexuses  map[iu.PortID]*nexus // guarded by mu; by initiator port
 	sessions int                  // guarded by mu; logins under way count
 	gone     time.Time            // guarded by mu: vanished until then
+	past     []ChannelStats       // guarded by mu: of ended channels
 
 	logins, rejected, ended atomic.Uint64
 	pending                 atomic.Int32 // logins under way
@@ -387,10 +388,17 @@ func (t *Target) leave(n *nexus, ch *channel) {
 	}
 }
 
-// forget is leave for a channel that was there.
+// forget is leave for a channel that was there; its counters are kept.
 func (t *Target) forget(ch *channel) {
 	t.ended.Add(1)
 	t.leave(ch.nexus, ch)
+	s := ch.snapshot()
+	t.mu.Lock()
+	if len(t.past) == maxPast {
+		t.past = slices.Delete(t.past, 0, 1)
+	}
+	t.past = append(t.past, s)
+	t.mu.Unlock()
 }
 
 // channels lists all channels.
@@ -410,6 +418,9 @@ func (t *Target) Stats() Stats {
 	for _, ch := range t.channels() {
 		s.Channels = append(s.Channels, ch.snapshot())
 	}
+	t.mu.Lock()
+	s.Past = append([]ChannelStats{}, t.past...)
+	t.mu.Unlock()
 	slices.SortFunc(s.Channels, func(a, b ChannelStats) int {
 		return cmp.Or(cmp.Compare(a.Initiator, b.Initiator), cmp.Compare(a.Channel, b.Channel))
 	})

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -230,8 +231,12 @@ func writeStats(w io.Writer, s targetemu.Stats, asJSON bool) {
 		return
 	}
 	fmt.Fprintf(w, "logins %d, rejected %d, ended %d\n", s.Logins, s.Rejected, s.Ended)
-	for _, c := range s.Channels {
-		fmt.Fprintf(w, "  %s channel %d from %s: %d commands (%d reads, %d writes), %d MiB in, %d MiB out, %d check conditions, %d aborted, most at once %d, %.1f requests per doorbell\n",
+	for i, c := range append(slices.Clone(s.Past), s.Channels...) {
+		state := ""
+		if i < len(s.Past) {
+			state = "ended: "
+		}
+		fmt.Fprintf(w, "  "+state+"%s channel %d from %s: %d commands (%d reads, %d writes), %d MiB in, %d MiB out, %d check conditions, %d aborted, most at once %d, %.1f requests per doorbell\n",
 			c.Initiator, c.Channel, c.Address, c.Commands, c.Reads, c.Writes, c.BytesIn>>20, c.BytesOut>>20, c.CheckCondition, c.Aborted, c.MaxOutstanding,
 			float64(c.WorkRequests)/float64(max(c.Doorbells, 1)))
 	}
