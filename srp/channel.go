@@ -106,6 +106,7 @@ type channel struct {
 	iuLimit      int // of units we send
 	immLimit     int // bytes of immediate data, 0: none
 	inlineDescs  int // descriptors that fit in a command
+	maxDescs     int // descriptors of a command in all
 	tableAt      int // offset of the external tables in tx
 	queueLimit   int // commands outstanding
 	signalEvery  int
@@ -140,7 +141,8 @@ type channel struct {
 	taskTag  uint64 // waited for, 0: none
 	taskDone chan taskAnswer
 
-	starvedAt int64 // since when commands wait with no credit and nothing on its way
+	starvedAt int64 // since when there is no credit and nothing on its way
+	starved   bool  // and a command has waited for one since
 
 	waitMu   sync.Mutex
 	stopping bool
@@ -275,22 +277,42 @@ func (ch *channel) start(c *Command) bool {
 
 // describe gives the target access to c's data: pieces in place, or a bounce buffer. False: no bounce memory now.
 func (ch *channel) describe(c *Command, dir *iu.Buffer, slot uint16, size int) bool {
-	if !c.inPlace {
-		at := ch.bounce.take(c.length)
-		if at < 0 {
-			ch.stats.BounceWaits++
-			return false
+	if c.inPlace {
+		descs := ch.gather(c)
+		n := len(descs)
+		if n == 1 {
+			dir.Format, dir.Desc = iu.Direct, descs[0]
+			return true
 		}
-		c.bounce = at
-		m := ch.bounce.mem
-		if c.Dir == DataOut {
-			c.copyTo(ch.bounce.bytes(at, c.length))
+		if n <= ch.maxDescs {
+			dir.Format, dir.Total, dir.List = iu.Indirect, uint32(c.length), descs
+			dir.Desc = iu.Descriptor{Key: ch.tx.rkey, Len: uint32(n * iu.DescriptorSize)}
+			// The table is the partial list itself, where it lies in the command.
+			dir.Desc.Addr = ch.tx.base + uint64(int(slot)*ch.stride+size+iu.TableSize)
+			if n > ch.inlineDescs {
+				ch.externalTable(dir, slot)
+			}
+			return true
 		}
-		ch.stats.Bounced++
-		dir.Format = iu.Direct
-		dir.Desc = iu.Descriptor{Addr: m.base + uint64(at)*bounceUnit, Key: m.rkey, Len: uint32(c.length)}
-		return true
 	}
+	at := ch.bounce.take(c.length)
+	if at < 0 {
+		ch.stats.BounceWaits++
+		return false
+	}
+	c.bounce = at
+	m := ch.bounce.mem
+	if c.Dir == DataOut {
+		c.copyTo(ch.bounce.bytes(at, c.length))
+	}
+	ch.stats.Bounced++
+	dir.Format = iu.Direct
+	dir.Desc = iu.Descriptor{Addr: m.base + uint64(at)*bounceUnit, Key: m.rkey, Len: uint32(c.length)}
+	return true
+}
+
+// gather lists the memory of a command whose pieces are all registered; pieces that meet are joined.
+func (ch *channel) gather(c *Command) []iu.Descriptor {
 	descs := ch.descs[:0]
 	one := [1][]byte{c.Data}
 	pieces := c.Gather
@@ -311,26 +333,19 @@ func (ch *channel) describe(c *Command, dir *iu.Buffer, slot uint16, size int) b
 		}
 		descs = append(descs, iu.Descriptor{Addr: addr, Key: m.rkey, Len: uint32(len(p))})
 	}
-	if len(descs) == 1 {
-		dir.Format, dir.Desc = iu.Direct, descs[0]
-		return true
-	}
-	dir.Format, dir.Total, dir.List = iu.Indirect, uint32(c.length), descs
-	dir.Desc = iu.Descriptor{Key: ch.tx.rkey, Len: uint32(len(descs) * iu.DescriptorSize)}
-	if len(descs) <= ch.inlineDescs {
-		// The table is the partial list itself, where it lies in the command.
-		dir.Desc.Addr = ch.tx.base + uint64(int(slot)*ch.stride+size+iu.TableSize)
-		return true
-	}
+	return descs
+}
+
+// externalTable lays the descriptors out in the slot's table, for the target to fetch, and leaves in the command what fits.
+func (ch *channel) externalTable(dir *iu.Buffer, slot uint16) {
 	at := ch.tableAt + int(slot)*ch.s.opts.SGTableSize*iu.DescriptorSize
-	table := ch.tx.region.Slice(at, len(descs)*iu.DescriptorSize)
-	for i, d := range descs {
+	table := ch.tx.region.Slice(at, len(dir.List)*iu.DescriptorSize)
+	for i, d := range dir.List {
 		iu.PutDescriptor(table[i*iu.DescriptorSize:], d)
 	}
 	dir.Desc.Addr = ch.tx.base + uint64(at)
-	dir.List = descs[:ch.inlineDescs]
+	dir.List = dir.List[:ch.inlineDescs]
 	ch.stats.ExternalTables++
-	return true
 }
 
 // room is how many send work requests the send queue can still take.
@@ -409,7 +424,8 @@ func (ch *channel) finish(slot uint16) {
 // addCredit applies a request limit delta. Called with mu held.
 func (ch *channel) addCredit(delta int32) {
 	sum := int64(ch.reqLim) + int64(delta)
-	if sum > math.MaxInt32 || sum < math.MinInt32 {
+	// Credits left and requests outstanding make up the target's limit, which a target may lower, but not below nothing.
+	if sum > math.MaxInt32 || sum+int64(ch.inflight)+1 < 0 {
 		ch.fail(ch.protocolError(nil, "request limit %d changed by %d", ch.reqLim, delta))
 		return
 	}

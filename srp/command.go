@@ -169,6 +169,11 @@ func (c *Command) prepare(s *Session) error {
 	case c.length > s.maxTransfer:
 		return &ArgumentError{fmt.Sprintf("%d bytes in one command; the session's limit is %d (max_sect)", c.length, s.maxTransfer)}
 	}
+	if n := c.CDB.Len(); n > 16 { // all others fit any target
+		if size := iu.CommandSize + (n-16+3)&^3 + iu.DescriptorSize; size > int(s.iuLimit.Load()) {
+			return &ArgumentError{fmt.Sprintf("a CDB of %d bytes makes a command of %d; the target takes %d", n, size, s.iuLimit.Load())}
+		}
+	}
 	if c.pieces > s.opts.sgLimit() {
 		c.inPlace = false // more pieces than descriptors: bounce
 	}

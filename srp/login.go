@@ -36,6 +36,9 @@ func queueSizes(queueSize int) (q queues) {
 	return q
 }
 
+// leastStride holds the longest command with a direct descriptor.
+const leastStride = iu.CommandSize + 16 + iu.DescriptorSize
+
 func align(n, to int) int { return (n + to - 1) / to * to }
 
 // requestedIULen is the largest information unit that we ask to send.
@@ -87,6 +90,7 @@ func (s *Session) connectAll(ctx context.Context) ([]*channel, error) {
 		}
 		chans = append(chans, ch)
 	}
+	s.iuLimit.Store(int32(first.iuLimit))
 	return chans, nil
 }
 
@@ -192,7 +196,7 @@ func (ch *channel) portGUID() uint64 {
 // allocate maps, registers and lays out the channel's information units.
 func (ch *channel) allocate(q queues, reqLen int) (err error) {
 	s := ch.s
-	ch.stride = align(reqLen, 64)
+	ch.stride = align(max(reqLen, leastStride), 64)
 	ch.slots = make([]txSlot, q.slots)
 	ch.signalEvery = q.signalEvery
 	ch.sendCapacity = q.send
@@ -260,7 +264,12 @@ func (ch *channel) accepted(data []byte, reqLen int) error {
 		ch.immLimit = max(0, min(ch.iuLimit-immDataOffset, ch.s.opts.MaxImmediateData))
 	}
 	// Descriptors that fit behind the longest CDB.
-	ch.inlineDescs = min(ch.s.opts.CmdSGEntries, (ch.iuLimit-iu.CommandSize-16-iu.TableSize)/iu.DescriptorSize)
+	room := ch.iuLimit - iu.CommandSize - 16 - iu.TableSize
+	ch.inlineDescs = max(0, min(ch.s.opts.CmdSGEntries, room/iu.DescriptorSize))
+	ch.maxDescs = ch.inlineDescs
+	if ch.s.opts.AllowExtSG && room >= 0 {
+		ch.maxDescs = ch.s.opts.sgLimit()
+	}
 	ch.mu.Lock()
 	ch.reqLim = r.ReqLimDelta
 	ch.queueLimit = int(min(int64(r.ReqLimDelta)-1, int64(ch.s.opts.QueueSize)))

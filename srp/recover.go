@@ -40,8 +40,8 @@ func (s *Session) supervise() {
 		case <-tick.C:
 			s.updateClock()
 		}
-		if err := s.channelError(); err != nil {
-			s.block(err)
+		if ch := s.failedChannel(); ch != nil {
+			s.block(ch.reason())
 			if !s.reconnect(tick) {
 				s.shutdown()
 				return
@@ -53,16 +53,32 @@ func (s *Session) supervise() {
 	}
 }
 
-// channelError is why the first failed channel failed, nil when all live.
-func (s *Session) channelError() error {
+// failedChannel is the first failed channel, nil when all live.
+func (s *Session) failedChannel() *channel {
 	for _, ch := range s.channels() {
 		if ch.failed.Load() {
-			ch.mu.Lock()
-			defer ch.mu.Unlock()
-			return ch.err
+			return ch
 		}
 	}
 	return nil
+}
+
+// reason is why a channel failed. A flushed work request says only that something did; the connection soon tells what.
+func (ch *channel) reason() error {
+	ch.mu.Lock()
+	err := ch.err
+	ch.mu.Unlock()
+	var se *verbs.StatusError
+	if errors.As(err, &se) && se.Status == verbs.WCFlushError {
+		select {
+		case <-ch.conn.Done():
+			if cause := ch.conn.Err(); cause != nil {
+				return fmt.Errorf("srp: channel %d: %w", ch.index, cause)
+			}
+		case <-time.After(tickInterval):
+		}
+	}
+	return err
 }
 
 // block ends all channels and collects their commands.

@@ -80,6 +80,7 @@ type Session struct {
 	turn        atomic.Uint32
 	mode        atomic.Uint32
 	noImmediate bool // the target refused units that large
+	iuLimit     atomic.Int32
 
 	current atomic.Pointer[[]*channel]
 

@@ -164,12 +164,14 @@ func (ch *channel) collectOverdue(now int64) (late *overdue, stuck bool) {
 		}
 	}
 	// With nothing on its way no credit comes back by itself, only by a CRED_REQ.
-	if ch.waiting.head == nil || ch.inflight > 0 || ch.reqLim > 1 {
-		ch.starvedAt = 0
-	} else if ch.starvedAt == 0 {
-		ch.starvedAt = now
+	if ch.inflight > 0 || ch.reqLim > 1 {
+		ch.starvedAt, ch.starved = 0, false
 	} else {
-		stuck = now-ch.starvedAt > int64(ch.s.opts.TaskMgmtTimeout)
+		if ch.starvedAt == 0 {
+			ch.starvedAt = now
+		}
+		ch.starved = ch.starved || ch.waiting.head != nil || expired.head != nil
+		stuck = ch.starved && now-ch.starvedAt > int64(ch.s.opts.TaskMgmtTimeout)
 	}
 	ch.mu.Unlock()
 	if expired.head != nil {
