@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,7 +22,8 @@ func CacheDir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755)
 }
 
-// lockFile takes an exclusive lock on name below the cache folder and waits for it until ctx ends. notice is called once when somebody else holds it.
+// lockFile takes an exclusive lock on name below the cache folder and waits for it until ctx ends. notice is called
+// once when somebody else holds it. Waiters are served in the order in which they came, as the kernel queues them.
 func lockFile(ctx context.Context, name string, notice func()) (unlock func(), err error) {
 	dir, err := CacheDir()
 	if err != nil {
@@ -33,25 +33,38 @@ func lockFile(ctx context.Context, name string, notice func()) (unlock func(), e
 	if err != nil {
 		return nil, err
 	}
-	said := false
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			f.Close()
+	release := func() { f.Close() }
+	err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return release, nil
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		release()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	if notice != nil {
+		notice()
+	}
+	taken := make(chan error, 1)
+	go func() { taken <- flock(f, unix.LOCK_EX) }()
+	select {
+	case err := <-taken:
+		if err != nil {
+			release()
 			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 		}
-		if !said && notice != nil {
-			notice()
-			said = true
-		}
-		select {
-		case <-ctx.Done():
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", f.Name(), ctx.Err())
-		case <-time.After(200 * time.Millisecond):
+		return release, nil
+	case <-ctx.Done():
+		// A blocked flock cannot be called back: whenever it gets the lock, it gives it up at once.
+		go func() { <-taken; release() }()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), ctx.Err())
+	}
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
+			return err
 		}
 	}
 }
