@@ -39,7 +39,8 @@ type CompletionQueue interface {
 	// and returns how many it took.
 	Poll(wcs []WorkCompletion) int
 	// Arm asks for one notification on the queue's channel: for the next completion,
-	// or with solicitedOnly for the next solicited or failed one. missed reports
+	// or with solicitedOnly for the next solicited or failed one (a provider that cannot tell them
+	// apart notifies of any). An arm for any completion is not weakened by a later one for solicited ones. missed reports
 	// that the queue already holds an entry the caller has not polled, which will raise no
 	// notification: the caller MUST poll again. Arming twice is arming once.
 	Arm(solicitedOnly bool) (missed bool, err error)

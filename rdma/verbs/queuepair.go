@@ -182,7 +182,8 @@ type QueuePair interface {
 	// taken. ErrQueueFull when the ring has no room for the next one. In QPError requests are
 	// taken and complete with WCFlushError.
 	PostSend(wrs []SendWorkRequest) (posted int, err error)
-	// PostRecv posts receives; allowed from INIT on.
+	// PostRecv posts receives; allowed from INIT on. ErrQueueFull as for PostSend. In QPError they are
+	// taken and complete with WCFlushError.
 	PostRecv(wrs []RecvWorkRequest) (posted int, err error)
 	// Destroy gives the queue pair up. Entries of it that are still in a completion
 	// queue may or may not be polled afterwards.
