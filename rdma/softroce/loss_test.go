@@ -16,6 +16,9 @@ import (
 func TestLossyLoopback(t *testing.T) {
 	require.Guest(t)
 	tc := require.Program(t, "tc")
+	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("loopback: %v %s", err, out)
+	}
 	for _, loss := range []string{"0.1%", "1%", "5%"} {
 		for _, c := range []struct {
 			name string
