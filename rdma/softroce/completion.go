@@ -29,9 +29,10 @@ type completionQueue struct {
 	head atomic.Uint32 // moved by the owner
 	tail atomic.Uint32 // moved under Device.mu
 
-	dead   atomic.Bool   // destroyed, or the device closed
-	armed  atomic.Uint32 // armedNot, armedSolicited, armedAny
-	inTurn bool          // the owner's: Poll gave it entries, and it has neither polled to the end nor armed
+	dead  atomic.Bool   // destroyed, or the device closed
+	armed atomic.Uint32 // armedNot, armedSolicited, armedAny
+	// reapedAt is when Poll last gave entries to the owner, while the owner has neither polled to the end nor armed; else 0.
+	reapedAt atomic.Int64
 
 	// Guarded by Device.mu.
 	users    int // queue pairs
@@ -111,17 +112,19 @@ func (c *completionQueue) Poll(wcs []verbs.WorkCompletion) int {
 			n = c.take(wcs)
 		}
 	}
-	if n > 0 && !c.inTurn {
-		c.inTurn = true
-		c.d.turns.Add(1)
+	if n > 0 {
+		c.reapedAt.Store(int64(c.d.now()))
+		if c.d.reaper.Load() != c {
+			c.d.reaper.Store(c)
+		}
 	}
 	return n
 }
 
+// endTurn notes that the owner is through with what Poll gave it.
 func (c *completionQueue) endTurn() {
-	if c.inTurn {
-		c.inTurn = false
-		c.d.turns.Add(-1)
+	if c.reapedAt.Load() != 0 {
+		c.reapedAt.Store(0)
 	}
 }
 

@@ -39,9 +39,9 @@ type Device struct {
 	random  func() uint64
 	capture *capture
 	events  chan verbs.AsyncEvent
-	done    chan struct{} // closed by Close
-	pumped  chan struct{} // closed when the pump has ended
-	turns   atomic.Int32  // completion queues whose owner is between Poll and Poll or Arm
+	done    chan struct{}                   // closed by Close
+	pumped  chan struct{}                   // closed when the pump has ended
+	reaper  atomic.Pointer[completionQueue] // whose owner took entries last
 
 	mu       sync.Mutex // guards all that follows, the machines included
 	closed   bool

@@ -426,3 +426,21 @@ func TestDisconnect(t *testing.T) {
 		t.Fatalf("%+v", wc)
 	}
 }
+
+// What is posted after a Poll that gave entries may wait for the next one, but leaves also when there is none.
+func TestPostWithoutPoll(t *testing.T) {
+	a, b := pair(t)
+	for round := range 50 {
+		b.recv(t, 1, 0, 64)
+		a.recv(t, 2, 0, 64)
+		a.send(t, verbs.SendWorkRequest{WRID: 3, Opcode: verbs.OpSend, SGList: a.sge(0, 8)})
+		b.poll(t, 1)
+		if round%2 == 1 {
+			time.Sleep(time.Duration(round) * 20 * time.Microsecond)
+		}
+		b.send(t, verbs.SendWorkRequest{WRID: 4, Opcode: verbs.OpSend, SGList: b.sge(0, 8)})
+		a.wait(t, 2) // its own send and b's
+		b.poll(t, 1)
+	}
+	quiet(t, a, b)
+}

@@ -188,9 +188,12 @@ func (d *Device) flush(now rc.Time) {
 
 // flushOrDefer is the end of PostSend.
 func (d *Device) flushOrDefer(now rc.Time) {
-	if d.turns.Load() > 0 && d.pumpAt <= now.Add(watchdog) && !d.tx.crowded() {
-		d.deferred = true
-		return
+	if c := d.reaper.Load(); c != nil && d.pumpAt <= now.Add(watchdog) && !d.tx.crowded() {
+		// Who took entries long ago and has not come back does not mean to.
+		if at := rc.Time(c.reapedAt.Load()); at != 0 && now < at.Add(turnTime) {
+			d.deferred = true
+			return
+		}
 	}
 	d.flush(now)
 }

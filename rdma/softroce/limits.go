@@ -28,6 +28,8 @@ const (
 	ackEvery = 64
 	// watchdog bounds how long work may lie when a poller has stopped polling without arming its queue.
 	watchdog = time.Millisecond
+	// turnTime is how long after a Poll that returned entries their owner is taken to be at work on them.
+	turnTime = 300 * time.Microsecond
 	// receiveRounds bounds the batches of one turn, so that completions are reaped in between.
 	receiveRounds = 4
 )
