@@ -10,7 +10,7 @@ type pace struct {
 }
 
 // awaitedLinger is how much longer lingering is worth it while somebody waits for a completion.
-const awaitedLinger = 10
+const awaitedLinger = 4
 
 // found notes that a poll at time at had work.
 func (p *pace) found(at, linger int64) {
@@ -25,7 +25,7 @@ func (p *pace) lingers(at, linger int64, awaited bool) bool {
 	if awaited {
 		linger *= awaitedLinger
 	}
-	return p.gap <= linger && at-p.last < min(2*p.gap+1000, linger)
+	return p.gap <= linger && at-p.last < min(8*p.gap+1000, linger)
 }
 
 // Adaptive polling, in units of 1/256 completion.

@@ -22,6 +22,8 @@ const (
 	DefaultLinger       = 50 * time.Microsecond
 	DefaultAdaptiveSpin = 50 * time.Microsecond
 	DefaultDirectSpin   = time.Millisecond
+	// spinWorthwhile is the usual wait up to which polling all of it costs less than to block and be woken.
+	spinWorthwhile = 150 * time.Microsecond
 )
 
 // ErrOwned says that somebody else is reaping the instance right now.
@@ -44,7 +46,7 @@ type Config struct {
 
 	Poller *Poller // mode Poll; nil: DefaultPoller(Vector)
 	// Linger is how long a Poller goes on polling an instance that has become empty, as long as
-	// completions come closer together than that; ten times as long while somebody waits for one. 0: DefaultLinger; negative: not at all, as irq_poll.
+	// completions come closer together than that; four times as long while somebody waits for one. 0: DefaultLinger; negative: not at all, as irq_poll.
 	Linger time.Duration
 
 	LockThread bool  // mode Thread: an OS thread of its own

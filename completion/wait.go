@@ -155,7 +155,7 @@ func (i *Instance) spin() time.Duration {
 		return DefaultDirectSpin
 	}
 	// Adaptive: long enough for what is usual, unless that is so long that blocking is cheaper.
-	if usual := time.Duration(i.latency.Load()); usual <= DefaultDirectSpin/2 {
+	if usual := time.Duration(i.latency.Load()); usual <= spinWorthwhile {
 		return max(2*usual, DefaultAdaptiveSpin)
 	}
 	return DefaultAdaptiveSpin
