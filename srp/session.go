@@ -322,6 +322,19 @@ func (s *Session) Wait(queue int, w *completion.Waiter, deadline time.Time) bool
 	return w.Wait(deadline)
 }
 
+// Poll reaps at most budget completions of each channel in the calling goroutine, in any mode, and returns how many. A
+// channel that somebody else is reaping is left to them.
+func (s *Session) Poll(budget int) (work int) {
+	for _, ch := range s.channels() {
+		if ch.enterWait(nil) {
+			n, _ := ch.inst.Poll(budget)
+			work += n
+			ch.leaveWait(nil)
+		}
+	}
+	return work
+}
+
 func (s *Session) waitFor(c *Command) {
 	if ch := c.where.Load(); ch != nil && ch.enterWait(&c.own) {
 		ch.inst.Wait(&c.own, time.Time{})
