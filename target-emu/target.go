@@ -317,7 +317,8 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq) (*ch
 		actx, cancel := context.WithTimeout(ctx, loginTimeout)
 		err = conn.Accept(actx, cm.ConnParam{
 			PrivateData: data, RetryCount: 7, RNRRetryCount: 7, FlowControl: true,
-			InitiatorDepth:     uint8(min(int(their.ResponderResources), max(t.attr.MaxQPInitRdAtom, 1), 16)),
+			// At least one: with none a WRITE would wait for ever; a peer that really serves no READ refuses it, and that ends the channel.
+			InitiatorDepth:     uint8(max(1, min(int(their.ResponderResources), t.attr.MaxQPInitRdAtom, 16))),
 			ResponderResources: uint8(min(int(their.InitiatorDepth), max(t.attr.MaxQPReadAtom, 1), 16)),
 		})
 		cancel()

@@ -184,9 +184,11 @@ func parseEvent(b []byte) event {
 		kind:   host.Uint32(b[12:]),
 		status: int32(host.Uint32(b[16:])),
 		param: cm.ConnParam{
-			PrivateData:        append([]byte(nil), c[8:8+n]...),
-			ResponderResources: c[266],
-			InitiatorDepth:     c[267],
+			PrivateData: append([]byte(nil), c[8:8+n]...),
+			// The kernel swaps the two (cm_format_req_event, cm_format_rep_event): its responder_resources are the READs that
+			// this side should be ready to serve. Swapped back they are what the peer's message said.
+			ResponderResources: c[267],
+			InitiatorDepth:     c[266],
 			FlowControl:        c[268] != 0,
 			RetryCount:         c[269],
 			RNRRetryCount:      c[270],
