@@ -227,7 +227,7 @@ type channel struct {
 	users int // completion queues; guarded by Device.mu
 
 	signal chan struct{} // one token: look at what follows
-	event  int           // eventfd that stands for signal while a thread waits; -1 before the first WaitThread
+	event  int           // eventfd that stands for signal while a thread waits; -1 before the first WaitThread. Changed under mu, and not while threadIn
 
 	mu      sync.Mutex // guards what follows
 	pending []*completionQueue
@@ -235,6 +235,8 @@ type channel struct {
 	closed  bool
 	gone    bool
 	waits   waitsOn
+
+	threadIn bool // a goroutine is in WaitThread
 
 	// served is set once somebody has waited: who arms a queue of the channel will wait again, and then watch the link himself or see that
 	// somebody does. Until then it is the pump's to watch.
@@ -421,4 +423,5 @@ func (ch *channel) end(deviceGone bool) {
 	ch.closed = true
 	ch.gone = ch.gone || deviceGone
 	ch.wakeLocked()
+	ch.closeEvent()
 }

@@ -13,6 +13,9 @@ func TestContract(t *testing.T) {
 		self bool
 	}{{name: "two devices"}, {name: "one device", self: true}, {name: "without offload", opts: []Option{WithoutOffload()}}} {
 		t.Run(c.name, func(t *testing.T) {
+			if testing.Short() && c.name != "two devices" {
+				t.Skip("the contract once is enough for a short run")
+			}
 			verbstest.Run(t, func(t verbstest.TB) verbstest.Pair {
 				p := verbstest.Pair{Windows: true}
 				for _, s := range []*verbstest.Side{&p.A, &p.B} {

@@ -3,15 +3,112 @@ package softroce
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"os/exec"
 	"testing"
 	"time"
 
 	"srp-initiator/internal/require"
+	"srp-initiator/rdma/softroce/rc"
+	"srp-initiator/rdma/softroce/udp"
 	"srp-initiator/rdma/verbs"
 )
 
-// TestLossyLoopback runs verified traffic over a loopback that loses packets, in real time. It changes the machine's loopback, so
+// lossyTraffic connects two devices and runs verified requests between them for a time. It reports what came of it.
+func lossyTraffic(t *testing.T, da, db *Device, lasts time.Duration) (mbs float64, s rc.Stats) {
+	t.Helper()
+	a, b := newEnd(t, da, true), newEnd(t, db, true)
+	p := connParam
+	p.ACKTimeout = 13 // 34 ms: what is lost last is missed only by the timer
+	p.Timeout = time.Minute
+	connectWith(t, a, b, p)
+	const depth, size = 8, 48 << 10
+	var moved int
+	start := time.Now()
+	for round := 0; round == 0 || time.Since(start) < lasts; round++ {
+		var wrs []verbs.SendWorkRequest
+		for i := range depth {
+			fill(a.mem.Slice(i*size, size), byte(round+i))
+			remote := b.mr.Addr() + 4<<20 + uint64(i*size)
+			b.recv(t, uint64(i), i*size, size)
+			wrs = append(wrs,
+				verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, SGList: a.sge(i*size, size), RemoteAddr: remote, RKey: b.mr.RKey()},
+				verbs.SendWorkRequest{Opcode: verbs.OpRDMARead, SGList: a.sge(4<<20+i*size, size), RemoteAddr: remote, RKey: b.mr.RKey()},
+				verbs.SendWorkRequest{Opcode: verbs.OpSend, SGList: a.sge(i*size, size)})
+		}
+		a.send(t, wrs...)
+		for _, wc := range append(a.wait(t, len(wrs)), b.wait(t, depth)...) {
+			if wc.Status != verbs.WCSuccess {
+				t.Fatalf("round %d: %+v", round, wc)
+			}
+		}
+		for i := range depth {
+			want := a.mem.Slice(i*size, size)
+			if !bytes.Equal(want, b.mem.Slice(i*size, size)) || !bytes.Equal(want, b.mem.Slice(4<<20+i*size, size)) || !bytes.Equal(want, a.mem.Slice(4<<20+i*size, size)) {
+				t.Fatalf("round %d, slot %d: wrong bytes", round, i)
+			}
+		}
+		moved += 3 * depth * size
+	}
+	return float64(moved) / 1e6 / time.Since(start).Seconds(), da.Stats().Transport
+}
+
+// lossy is a socket that forgets some of what it sends: whole trains.
+type lossy struct {
+	*udp.Socket
+	r    *rand.Rand
+	loss float64
+	lost int
+}
+
+func (l *lossy) Send(trains []udp.Train) (int, error) {
+	for i := range trains {
+		if l.r.Float64() < l.loss {
+			l.lost++
+			continue
+		}
+		if _, err := l.Socket.Send(trains[i : i+1]); err != nil {
+			return i, err
+		}
+	}
+	return len(trains), nil
+}
+
+// TestLossyLink runs verified traffic in real time over sockets that lose trains, or single packets.
+func TestLossyLink(t *testing.T) {
+	for _, loss := range []float64{.001, .01, .05} {
+		for _, c := range []struct {
+			name string
+			opts udp.Options
+		}{{"trains", udp.Options{}}, {"packets", udp.Options{NoGSO: true, NoGRO: true}}} {
+			t.Run(fmt.Sprintf("%g%% of %s", 100*loss, c.name), func(t *testing.T) {
+				var ds [2]*Device
+				var ls [2]*lossy
+				for i := range ds {
+					s, err := udp.OpenLoopback(c.opts)
+					if err != nil {
+						t.Fatal(err)
+					}
+					ls[i] = &lossy{Socket: s, r: rand.New(rand.NewPCG(uint64(i), 8)), loss: loss}
+					if ds[i], err = OpenLink(ls[i], verbs.MTU4096); err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { ds[i].Close() })
+				}
+				mbs, s := lossyTraffic(t, ds[0], ds[1], time.Second)
+				ds[0].mu.Lock()
+				lost := ls[0].lost
+				ds[0].mu.Unlock()
+				t.Logf("%.1f MB/s verified; %d packets, %d %s lost, %d packets sent again, %d timeouts", mbs, s.TxPackets, lost, c.name, s.Retransmits, s.Timeouts)
+				if loss >= .01 && s.Retransmits == 0 {
+					t.Error("nothing was sent again")
+				}
+			})
+		}
+	}
+}
+
+// TestLossyLoopback runs verified traffic over a loopback that loses packets by netem. It changes the machine's loopback, so
 // it runs in a guest. With offload netem loses whole trains, without it single packets.
 func TestLossyLoopback(t *testing.T) {
 	require.Guest(t)
@@ -29,43 +126,8 @@ func TestLossyLoopback(t *testing.T) {
 					t.Fatalf("netem: %v %s", err, out)
 				}
 				defer exec.Command(tc, "qdisc", "del", "dev", "lo", "root").Run()
-				a, b := newEnd(t, open(t, c.opts...), true), newEnd(t, open(t, c.opts...), true)
-				p := connParam
-				p.ACKTimeout = 13 // 34 ms: what is lost last is missed only by the timer
-				p.Timeout = time.Minute
-				connectWith(t, a, b, p)
-				const depth, size = 8, 48 << 10
-				var moved int
-				start := time.Now()
-				for round := 0; time.Since(start) < 2*time.Second; round++ {
-					var wrs []verbs.SendWorkRequest
-					for i := range depth {
-						fill(a.mem.Slice(i*size, size), byte(round+i))
-						remote := b.mr.Addr() + 4<<20 + uint64(i*size)
-						b.recv(t, uint64(i), i*size, size)
-						wrs = append(wrs,
-							verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, SGList: a.sge(i*size, size), RemoteAddr: remote, RKey: b.mr.RKey()},
-							verbs.SendWorkRequest{Opcode: verbs.OpRDMARead, SGList: a.sge(4<<20+i*size, size), RemoteAddr: remote, RKey: b.mr.RKey()},
-							verbs.SendWorkRequest{Opcode: verbs.OpSend, SGList: a.sge(i*size, size)})
-					}
-					a.send(t, wrs...)
-					for _, wc := range append(a.wait(t, len(wrs)), b.wait(t, depth)...) {
-						if wc.Status != verbs.WCSuccess {
-							t.Fatalf("round %d: %+v", round, wc)
-						}
-					}
-					for i := range depth {
-						want := a.mem.Slice(i*size, size)
-						if !bytes.Equal(want, b.mem.Slice(i*size, size)) || !bytes.Equal(want, b.mem.Slice(4<<20+i*size, size)) || !bytes.Equal(want, a.mem.Slice(4<<20+i*size, size)) {
-							t.Fatalf("round %d, slot %d: wrong bytes", round, i)
-						}
-					}
-					moved += 3 * depth * size
-				}
-				s := a.d.Stats().Transport
-				mbs := float64(moved) / 1e6 / time.Since(start).Seconds()
+				mbs, s := lossyTraffic(t, open(t, c.opts...), open(t, c.opts...), 2*time.Second)
 				t.Logf("%.1f MB/s verified; %d packets, %d sent again, %d timeouts", mbs, s.TxPackets, s.Retransmits, s.Timeouts)
-				fmt.Printf("loss %s of %s: %.1f MB/s, %d of %d packets sent again\n", loss, c.name, mbs, s.Retransmits, s.TxPackets)
 			})
 		}
 	}

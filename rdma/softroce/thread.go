@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"encoding/binary"
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,13 +15,10 @@ import (
 // queue somebody else fills, are woken by their eventfd.
 func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, timeout time.Duration) (int, error) {
 	d := ch.d
-	if ch.event < 0 {
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-		if err != nil {
-			return 0, err
-		}
-		ch.event = fd
+	if err := ch.enterThread(); err != nil {
+		return 0, err
 	}
+	defer ch.leaveThread()
 	ch.served.Store(true)
 	var deadline time.Time
 	if timeout >= 0 {
@@ -45,7 +43,6 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 				d.resign(false)
 				d.unlock()
 			}
-			ch.afterThread()
 			return n, err
 		}
 		if !deadline.IsZero() {
@@ -85,11 +82,32 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 	}
 }
 
-// afterThread gives the eventfd back once the channel is closed.
-func (ch *channel) afterThread() {
+// enterThread makes the eventfd that wakes the thread, which lives as long as the channel.
+func (ch *channel) enterThread() error {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
-	if ch.closed && ch.event >= 0 {
+	if ch.event < 0 {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			return fmt.Errorf("softroce: eventfd: %w", err)
+		}
+		ch.event = fd
+	}
+	ch.threadIn = true
+	return nil
+}
+
+func (ch *channel) leaveThread() {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	ch.threadIn = false
+	ch.waits = onSignal
+	ch.closeEvent()
+}
+
+// closeEvent closes the eventfd of a channel that has ended, unless a thread still looks at it. ch.mu is held.
+func (ch *channel) closeEvent() {
+	if ch.closed && !ch.threadIn && ch.event >= 0 {
 		unix.Close(ch.event)
 		ch.event = -1
 	}
