@@ -40,6 +40,9 @@ var guestTests = []guestTest{
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
 	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", timeout: 10 * time.Minute},
+	{scenario: SRPT, script: "initiator.sh"},
+	{scenario: NetNS4096SRPT, script: "initiator.sh"},
+	{scenario: RXE, script: "kernel-initiator.sh"},
 	{scenario: NetNS, script: "kernel-initiator.sh"},
 	{scenario: NetNS4096, script: "kernel-initiator.sh"},
 }
