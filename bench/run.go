@@ -47,16 +47,16 @@ type Result struct {
 	SystemCPU  float64 `json:"cpu_system_s"`
 	CPUPerIOUS float64 `json:"cpu_us_per_io"`
 	// Notifications of completion queues, and how many commands each brought.
-	NotificationsPerS   float64          `json:"notifications_per_s"`
-	NotificationsPerIO  float64          `json:"notifications_per_io"`
-	CommandsPerNotif    float64          `json:"commands_per_notification"` // 0: there was none
-	CompletionsPerWake  float64          `json:"completions_per_wakeup"`
-	Completion          completion.Stats `json:"completion_stats"`
-	Channels            srp.ChannelStats `json:"srp_stats"`
-	AllocationsPerIO    float64          `json:"allocs_per_io"`
-	latency             *hdrhistogram.Histogram
-	LongestStallUS      float64 `json:"longest_stall_us"` // longest time in which no command at all completed, while some were under way
-	longestStall, inAll time.Duration
+	NotificationsPerS  float64          `json:"notifications_per_s"`
+	NotificationsPerIO float64          `json:"notifications_per_io"`
+	CommandsPerNotif   float64          `json:"commands_per_notification"` // 0: there was none
+	CompletionsPerWake float64          `json:"completions_per_wakeup"`
+	Completion         completion.Stats `json:"completion_stats"`
+	Channels           srp.ChannelStats `json:"srp_stats"`
+	AllocationsPerIO   float64          `json:"allocs_per_io"`
+	latency            *hdrhistogram.Histogram
+	LongestStallUS     float64 `json:"longest_stall_us"` // longest time in which no command at all completed, while some were under way
+	longestStall       time.Duration
 }
 
 // Histogram is the distribution of latencies in nanoseconds.

@@ -50,7 +50,6 @@ type rule struct {
 	event eventKind
 
 	// What it matches; zero values match everything.
-	opClass string               // "read", "write", "any"
 	op      map[scsi.Opcode]bool // by name or number
 	lun     int64                // -1: any
 	channel int64                // -1: any

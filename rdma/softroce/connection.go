@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
 	"syscall"
 	"time"
 
@@ -189,7 +188,6 @@ type connection struct {
 	awaitsRTU bool
 	ended     bool
 	err       error
-	once      sync.Once
 }
 
 type cmHappening struct {

@@ -26,7 +26,6 @@ type transmitter struct {
 	trains []udp.Train
 	open   bool // the last train takes another packet
 	count  int  // packets in it
-	packed uint64
 	full   bool // the link had no room
 }
 

@@ -59,16 +59,13 @@ func (w *wireQueue) deliver(now Time, to *QP) int {
 
 // couple is two queue pairs back to back.
 type couple struct {
-	a, b     *QP
-	ao, bo   wireQueue
-	ma, mb   *testMemory
-	bufA     *testRegion
-	bufB     *testRegion
-	send     []verbs.SendWorkRequest
-	recv     []verbs.RecvWorkRequest
-	now      Time
-	answer   []verbs.SendWorkRequest
-	requests int
+	a, b   *QP
+	ao, bo wireQueue
+	ma, mb *testMemory
+	bufA   *testRegion
+	bufB   *testRegion
+	recv   []verbs.RecvWorkRequest
+	now    Time
 }
 
 func newCouple(tb testing.TB, tune Tuning) *couple {

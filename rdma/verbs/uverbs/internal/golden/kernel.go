@@ -29,7 +29,6 @@ type Kernel struct {
 
 	queue       []Command
 	NewFD       func(comp bool) int
-	pages       int
 	UserHandles []uint64 // of CQs, in the order of creation
 }
 

@@ -53,7 +53,6 @@ type Player struct {
 	skipped map[int]bool // the consumer index was moved without a store to the record
 	ahead   map[int][]verbs.WorkCompletion
 	pending map[int]bool // a poll has run ahead: the consumer index is not comparable
-	wrs     []verbs.SendWorkRequest
 }
 
 func (p *Player) errorf(i int, format string, args ...any) {

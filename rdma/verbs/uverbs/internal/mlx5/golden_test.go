@@ -221,10 +221,10 @@ func playCase(t testing.TB, c *golden.Case, around golden.Around) {
 	}
 	golden.FillMemory()
 	r, err := newRig(c)
-	defer r.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer r.Close()
 	p := golden.Player{Case: c, Rig: r, Around: around}
 	p.Play()
 	for _, e := range p.Errors {
