@@ -37,6 +37,7 @@ func addTransport(s *rc.Stats, o rc.Stats) {
 	s.RxAcks += o.RxAcks
 	s.Retransmits += o.Retransmits
 	s.Timeouts += o.Timeouts
+	s.EarlyRetransmits += o.EarlyRetransmits
 	s.TxNakSequence += o.TxNakSequence
 	s.RxNakSequence += o.RxNakSequence
 	s.ImpliedNaks += o.ImpliedNaks

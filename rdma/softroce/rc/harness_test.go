@@ -116,7 +116,6 @@ func (r *testRegion) sge(off, n int) verbs.SGE {
 	return verbs.SGE{Addr: r.addr + uint64(off), Length: uint32(n), LKey: r.key}
 }
 
-// sentPacket is a packet that a QP produced, as bytes without a good ICRC.
 type completion struct {
 	wc        verbs.WorkCompletion
 	recv      bool

@@ -94,6 +94,9 @@ func TestLossyThroughput(t *testing.T) {
 		8:  {0.001: 0.8, 0.01: 0.5, 0.05: 0.1},
 		64: {0.001: 0.6, 0.01: 0.3, 0.05: 0.04},
 	} {
+		if testing.Short() && qd != 8 {
+			continue
+		}
 		clean, _, _ := exchange(t, qd, 0)
 		for loss, part := range want {
 			got, a, b := exchange(t, qd, loss)
