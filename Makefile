@@ -13,6 +13,9 @@ VMTEST := CGO_ENABLED=0 $(GO) run ./internal/vmtest/cmd/vmtest
 KERNEL ?= 6.12
 SCENARIO ?= srpt
 FUZZTIME ?= 30s
+EXPERIMENTS ?= e1 e2 e3 e4 matrix depth
+ROUNDS ?= 5
+RUNTIME ?= 500ms
 
 # Packages with goroutines or shared memory.
 RACE := $(patsubst %,./%/...,$(wildcard completion rdma srp target-emu bench))
@@ -20,7 +23,7 @@ RACE := $(patsubst %,./%/...,$(wildcard completion rdma srp target-emu bench))
 # No cgo in what is shipped; the race detector alone needs it.
 export CGO_ENABLED := 0
 
-.PHONY: help demo binaries bench-peers bench-fio build check vet format lint unit race test guest deps guest-shell fuzz clean
+.PHONY: help demo binaries bench-peers bench-fio experiments build check vet format lint unit race test guest deps guest-shell fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +44,9 @@ bench-fio: binaries ## beside fio on the kernel's ib_srp, in a guest: KERNEL=6.1
 	$(GO) build -trimpath -o bin/ ./bench/versus
 	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator --file bin/versus -- /root/versus fio > bin/fio-$(KERNEL).md
 	$(GO) run ./bench/splice docs/benchmarks.md fio-$(KERNEL) < bin/fio-$(KERNEL).md
+
+experiments: binaries ## the published experiments on loopback, into docs/benchmarks.md; EXPERIMENTS="e1 matrix" chooses, ROUNDS=5 RUNTIME=500ms
+	@bash bench/experiments.sh bin $(ROUNDS) $(RUNTIME) $(EXPERIMENTS)
 
 build: ## build all for amd64 and arm64
 	$(GO) build ./...

@@ -95,6 +95,15 @@ func TestExperiments(t *testing.T) {
 					t.Errorf("text without %q:\n%s", want, text.String())
 				}
 			}
+			var md bytes.Buffer
+			if err := rep.WriteMarkdown(&md); err != nil {
+				t.Fatal(err)
+			}
+			for n, line := range strings.Split(md.String(), "\n") {
+				if cells := strings.Count(line, "|"); strings.HasPrefix(line, "|") && cells != 12 && cells != 8 {
+					t.Errorf("line %d of the Markdown has %d bars: %s", n+1, cells, line)
+				}
+			}
 			if err := rep.WriteCSV(&table); err != nil {
 				t.Fatal(err)
 			}

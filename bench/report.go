@@ -60,7 +60,7 @@ func (rep *Report) WriteText(w io.Writer) error {
 			for _, name := range ratioMetrics {
 				metric, _ := MetricNamed(name)
 				if s, ok := c.Ratio(&p.Variants[0], metric); ok {
-					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Min, s.Max, s.Verdict()))
+					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Min, s.Max, rep.verdict(s)))
 				}
 			}
 			fmt.Fprintf(w, "  %s to %s: %s\n", c.Name, p.Variants[0].Name, strings.Join(said, "; "))
@@ -70,6 +70,19 @@ func (rep *Report) WriteText(w io.Writer) error {
 	}
 	return nil
 }
+
+// fewestRounds are needed before rounds that agree say anything.
+const fewestRounds = 3
+
+// verdict is what a ratio allows to say after the report's rounds.
+func (rep *Report) verdict(s Spread) string {
+	if rep.Rounds < fewestRounds {
+		return "too few rounds"
+	}
+	return s.Verdict()
+}
+
+func differs(verdict string) bool { return verdict == "higher" || verdict == "lower" }
 
 // writePublished sets the published figures beside ours: the absolute ones, and the ratio between the variants, which is what can be compared.
 func (rep *Report) writePublished(w io.Writer, p *PointResult) {
@@ -149,4 +162,85 @@ func (rep *Report) WriteCSV(w io.Writer) error {
 	}
 	c.Flush()
 	return c.Error()
+}
+
+// WriteMarkdown prints the report for a document: where it ran, a table of medians, and a table of what was published beside
+// what was measured.
+func (rep *Report) WriteMarkdown(w io.Writer) error {
+	m := rep.Machine
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s. Published: %s. %s\n\n", rep.Title, rep.Source, rep.Question)
+	fmt.Fprintf(&b, "%s, %d CPUs (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %d rounds of %d ms, alternating. Medians; ratios are to the first variant, within rounds, with min and max.\n\n",
+		m.CPU, m.CPUs, m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, rep.Rounds, rep.RuntimeMS)
+	fmt.Fprintln(&b, "| point | variant | IOPS | mean us | p99 us | CPU us/IO | notif/s | cmds/notif | IOPS ratio | latency ratio | CPU ratio |")
+	fmt.Fprintln(&b, "|---|---|---|---|---|---|---|---|---|---|---|")
+	median := func(c *Compared, name string) string {
+		metric, _ := MetricNamed(name)
+		return figure(c.Spread(metric).Median)
+	}
+	for _, p := range rep.Points {
+		if p.Skipped != "" {
+			fmt.Fprintf(&b, "| %s | not run: %s | | | | | | | | | |\n", p.Label, p.Skipped)
+			continue
+		}
+		for k := range p.Variants {
+			c := &p.Variants[k]
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s |", p.Label, c.Name, median(c, "iops"), median(c, "lat_mean"), median(c, "lat_p99"),
+				median(c, "cpu_per_io"), median(c, "notifications"), median(c, "commands_per_notification"))
+			for _, name := range ratioMetrics {
+				metric, _ := MetricNamed(name)
+				s, ok := c.Ratio(&p.Variants[0], metric)
+				switch {
+				case k == 0 || !ok:
+					fmt.Fprint(&b, " |")
+				case !differs(rep.verdict(s)):
+					fmt.Fprintf(&b, " %.2f [%.2f-%.2f], %s |", s.Median, s.Min, s.Max, rep.verdict(s))
+				default:
+					fmt.Fprintf(&b, " **%.2f** [%.2f-%.2f] |", s.Median, s.Min, s.Max)
+				}
+			}
+			fmt.Fprintln(&b)
+		}
+	}
+	rows := 0
+	for _, p := range rep.Points {
+		for _, name := range metricNames(p.Published) {
+			metric, _ := MetricNamed(name)
+			base := -1.0
+			var pubBase float64
+			for _, pub := range p.Published {
+				k := p.find(pub.Setting)
+				if pub.Metric != name || k < 0 {
+					continue
+				}
+				if rows++; rows == 1 {
+					fmt.Fprintln(&b, "\n| point | figure | variant | published | measured | published ratio | measured ratio |")
+					fmt.Fprintln(&b, "|---|---|---|---|---|---|---|")
+				}
+				ours := p.Variants[k].Spread(metric).Median
+				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |", p.Label, name, pub.Setting, figure(pub.Value), figure(ours))
+				switch {
+				case base < 0:
+					base, pubBase = ours, pub.Value
+					fmt.Fprintln(&b, " | |")
+				case base > 0:
+					fmt.Fprintf(&b, " %.2f | %.2f |\n", pub.Value/pubBase, ours/base)
+				default:
+					fmt.Fprintf(&b, " %.2f | n/a |\n", pub.Value/pubBase)
+				}
+			}
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// find is the index of the variant named so, or -1.
+func (p *PointResult) find(name string) int {
+	for k := range p.Variants {
+		if p.Variants[k].Name == name {
+			return k
+		}
+	}
+	return -1
 }

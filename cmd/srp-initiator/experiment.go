@@ -45,6 +45,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.Uint64Var(&o.Seed, "seed", 1, "of offsets")
 		fs.BoolVar(&o.MayWrite, "write", false, "allow experiments that overwrite the unit's data")
 		csvFile := fs.String("csv", "", "write all figures to this file")
+		markdown := fs.Bool("markdown", false, "print the report as Markdown tables")
 		plots := fs.String("plots", "", "draw the figures into this directory (PNG and SVG)")
 		l.register(fs)
 		second := lunFlag{text: "1"}
@@ -98,7 +99,7 @@ CPU time is this process's: what the target spends is not in it.`,
 				return err
 			}
 			rep.Command = os.Args
-			return e.report(rep, *csvFile, *plots)
+			return e.report(rep, *csvFile, *plots, *markdown)
 		}
 	},
 }
@@ -140,7 +141,7 @@ func (f *connectFlags) opener(e *env, luns []*lunFlag, t srp.TargetPort, o srp.L
 	}
 }
 
-func (e *env) report(rep *bench.Report, csvFile, plots string) error {
+func (e *env) report(rep *bench.Report, csvFile, plots string, markdown bool) error {
 	if csvFile != "" {
 		w, err := os.Create(csvFile)
 		if err != nil {
@@ -161,6 +162,9 @@ func (e *env) report(rep *bench.Report, csvFile, plots string) error {
 	}
 	if e.json {
 		return e.printJSON(rep)
+	}
+	if markdown {
+		return rep.WriteMarkdown(e.stdout)
 	}
 	return rep.WriteText(e.stdout)
 }
