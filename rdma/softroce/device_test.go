@@ -444,3 +444,44 @@ func TestPostWithoutPoll(t *testing.T) {
 	}
 	quiet(t, a, b)
 }
+
+// A window's key opens its bytes to the peer of the queue pair that bound it, and to no other of the same protection domain.
+func TestWindowServesItsQueuePair(t *testing.T) {
+	a, b := pair(t)
+	a2 := newEnd(t, a.d, true)
+	b2 := *b
+	var err error
+	if b2.qp, err = b.pd.CreateQP(verbs.QPInit{SendCQ: b.cq, RecvCQ: b.cq, SignalAll: true, Cap: b.qp.Cap()}); err != nil {
+		t.Fatal(err)
+	}
+	w, err := b.pd.AllocMW()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Dealloc()
+	defer func() {
+		b2.conn.Disconnect()
+		b2.qp.Destroy()
+		b2.conn.Close()
+	}()
+	connect(t, a2, &b2)
+	key := w.RKey() ^ 1
+	b.send(t, verbs.SendWorkRequest{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: b.mr, RKey: key, Addr: b.mr.Addr() + 4096, Length: 4096, Access: verbs.AccessRemoteWrite}})
+	if wc := b.poll(t, 1)[0]; wc.Status != verbs.WCSuccess || wc.Opcode != verbs.WCBindMW {
+		t.Fatalf("%+v", wc)
+	}
+	write := func(e *end, off, n int) verbs.WCStatus {
+		t.Helper()
+		e.send(t, verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, SGList: e.sge(0, n), RemoteAddr: b.mr.Addr() + uint64(off), RKey: key})
+		return e.poll(t, 1)[0].Status
+	}
+	if s := write(a, 4096, 4096); s != verbs.WCSuccess {
+		t.Fatalf("through the queue pair that bound the window: %v", s)
+	}
+	if s := write(a2, 4096, 4096); s != verbs.WCRemoteAccessError {
+		t.Fatalf("through another queue pair: %v", s)
+	}
+	if s := write(a, 4095, 2); s != verbs.WCRemoteAccessError {
+		t.Fatalf("beside the window: %v", s)
+	}
+}
