@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,6 +26,7 @@ With --compare the same workload runs in each of the given completion modes, one
 The table then shows medians, the spread, and ratios to the first mode, taken round by round; a ratio whose rounds do not
 all lie on the same side of 1 is not called a difference.
 
+SIGUSR1 changes to the next completion mode while commands run.
 CPU time is this process's: what the target spends is not in it.`,
 	example: `  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randread --bs 4k --iodepth 32 --runtime 5s
   srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randrw --verify --loops 100000 --iodepth 64
@@ -43,7 +46,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.DurationVar(&w.Runtime, "runtime", 0, "how long to measure (default 2s without --loops)")
 		fs.Int64Var(&w.Loops, "loops", 0, "end after so many commands")
 		fs.DurationVar(&w.Warmup, "ramp-time", 200*time.Millisecond, "run before measuring begins (none with --loops)")
-		fs.Float64Var(&w.Rate, "rate", 0, "commands per second of all jobs together (0: as many as go)")
+		rate := fs.String("rate", "0", "commands per second of all jobs together (0: as many as go), or percent of what goes: 30%")
 		fs.Var(&offset, "offset", "start of the range used")
 		fs.Var(&size, "size", "size of the range used (0: to the unit's end)")
 		fs.BoolVar(&w.Verify, "verify", false, "check every byte read, and read back what was written")
@@ -61,6 +64,10 @@ CPU time is this process's: what the target spends is not in it.`,
 				w.Warmup = 0
 			}
 			if err := l.check(); err != nil {
+				return err
+			}
+			perCent, err := parseRate(*rate, &w)
+			if err != nil {
 				return err
 			}
 			if err := w.Validate(); err != nil {
@@ -83,6 +90,11 @@ CPU time is this process's: what the target spends is not in it.`,
 					return err
 				}
 				var we *bench.WorkloadError
+				if perCent > 0 {
+					if w.Rate, err = e.peak(c, d, w, perCent); err != nil {
+						return err
+					}
+				}
 				if len(modes) > 0 {
 					err = e.benchCompare(c, d, w, modes, rounds)
 				} else {
@@ -95,6 +107,34 @@ CPU time is this process's: what the target spends is not in it.`,
 			})
 		}
 	},
+}
+
+// parseRate reads --rate: a number of commands per second into w, or the percents of "30%".
+func parseRate(s string, w *bench.Workload) (perCent float64, err error) {
+	number, isPercent := strings.CutSuffix(s, "%")
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil || v < 0 || math.IsInf(v, 0) || math.IsNaN(v) || isPercent && (v == 0 || v > 100) {
+		return 0, usagef("--rate=%s: want commands per second, or above 0%% to 100%% of the peak", s)
+	}
+	if isPercent {
+		return v, nil
+	}
+	w.Rate = v
+	return 0, nil
+}
+
+// peak measures what goes, in the mode in force, and returns perCent of it.
+func (e *env) peak(c *connection, d *disk.Disk, w bench.Workload, perCent float64) (float64, error) {
+	if w.Runtime == 0 {
+		w.Runtime = time.Second
+	}
+	w.Rate, w.Loops, w.Verify = 0, 0, false
+	r, err := bench.Run(e.ctx, c.Session, d, w)
+	if err != nil {
+		return 0, err
+	}
+	fmt.Fprintf(e.stderr, "peak: %.0f commands per second; running at %g %% of it\n", r.IOPS, perCent)
+	return max(r.IOPS*perCent/100, 1), nil
 }
 
 // parseModes reads a list of completion modes.

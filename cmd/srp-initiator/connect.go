@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -96,6 +98,20 @@ type connection struct {
 	fabric  *rdma.Fabric
 	capture *os.File
 	stop    func() bool
+	usr1    chan os.Signal
+}
+
+// changeModes goes to the next completion mode at every SIGUSR1.
+func (c *connection) changeModes(e *env) {
+	for range c.usr1 {
+		modes := completion.Modes()
+		next := modes[(int(c.Session.Mode())+1)%len(modes)]
+		if err := c.Session.SetMode(next); err != nil {
+			e.notice("completion mode " + next.String() + ": " + err.Error())
+			continue
+		}
+		e.notice("completion mode " + next.String())
+	}
 }
 
 // connect parses target, opens the device and logs in.
@@ -151,6 +167,9 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 		}
 		return nil, err
 	}
+	c.usr1 = make(chan os.Signal, 1)
+	signal.Notify(c.usr1, syscall.SIGUSR1)
+	go c.changeModes(e)
 	// A signal ends commands by aborting them; a target that does not answer that either loses the session.
 	c.stop = context.AfterFunc(e.ctx, func() {
 		time.Sleep(interruptGrace)
@@ -173,6 +192,8 @@ func (c *connection) closeFiles() error {
 // close logs out and releases everything.
 func (c *connection) close() error {
 	c.stop()
+	signal.Stop(c.usr1)
+	close(c.usr1)
 	return errors.Join(c.Session.Close(), c.closeFiles())
 }
 
