@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -251,6 +252,13 @@ func TestLoad(t *testing.T) {
 	rounds := 2000
 	if testing.Short() {
 		rounds = 200
+	}
+	if s := os.Getenv("SRP_LOAD_ROUNDS"); s != "" { // each a write and a read that verifies it; 50000 make 100,000 commands
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatalf("SRP_LOAD_ROUNDS: %v", err)
+		}
+		rounds = n
 	}
 	eachMode(t, func(t *testing.T, m completion.Mode) {
 		s := newWorld(t).login(t, withMode(m), func(o *srp.LoginOptions) { o.QueueSize = 64 })

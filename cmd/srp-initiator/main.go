@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -41,6 +42,9 @@ const exitText = `Exit codes:
   4  the target does not answer, or the connection was lost
   5  the target refused the login
   130, 143  ended by SIGINT, SIGTERM after a clean disconnect`
+
+// exitDeadline is when a signal ends the program at the latest; interruptGrace and the disconnect fit in.
+const exitDeadline = 850 * time.Millisecond
 
 // verb is one subcommand.
 type verb struct {
@@ -86,7 +90,11 @@ func main() {
 	go func() {
 		sig := <-sigs
 		cancel(&interrupted{sig})
-		sig = <-sigs // impatient
+		select {
+		case sig = <-sigs: // impatient
+		case <-time.After(exitDeadline): // stuck in a read or write of a pipe; the session has been closed meanwhile
+			fmt.Fprintf(os.Stderr, "srp-initiator: %s\n", &interrupted{sig})
+		}
 		os.Exit(signalCode(sig))
 	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"srp-initiator/rdma/softroce"
+	targetemu "srp-initiator/target-emu"
+	"srp-initiator/target-emu/lun"
+)
+
+// The test binary is the program too, when asked.
+func TestMain(m *testing.M) {
+	if os.Getenv("SRP_INITIATOR_TEST_MAIN") == "1" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// emulate starts a target-emu with LUN 0 (1 MiB), LUN 1 (8 MiB) and LUN 300 and returns its URL.
+func emulate(t *testing.T, faults string) string {
+	t.Helper()
+	d, err := softroce.Open(netip.Addr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	units := &lun.Map{Simple: true}
+	for n, spec := range map[uint32]string{0: "ram:1m", 1: "ram:8m", 300: "ram:2m,bs=4096"} {
+		sp, err := lun.ParseSpec(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := lun.OpenStore(sp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { st.Close() })
+		u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: fmt.Sprintf("unit%d", n)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := units.Add(n, u); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := targetemu.ParseFaults(faults)
+	if err != nil {
+		t.Fatal(err)
+	}
+	emu, err := targetemu.New(d, d.Connector(), targetemu.Config{Listen: netip.AddrPortFrom(d.Addr(), 5555), Units: units, IDExt: 0xabc, IOCGUID: 0xabc, Faults: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { emu.Serve(ctx); close(ended) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	return fmt.Sprintf("srp://%s/abc", emu.Addr())
+}
+
+func command(args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), "SRP_INITIATOR_TEST_MAIN=1")
+	return cmd
+}
+
+// runs runs the program and returns what it printed and its exit code.
+func runs(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	cmd := command(args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	if _, ok := err.(*exec.ExitError); err != nil && !ok {
+		t.Fatal(err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+func TestVerbs(t *testing.T) {
+	url := emulate(t, "")
+	dir := t.TempDir()
+	data := bytes.Repeat([]byte("0123456789abcdef!"), 123457)
+	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "out")
+	if err := os.WriteFile(in, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args []string
+		code int
+		want string // in standard output, or in standard error when code is not 0
+	}{
+		{[]string{"probe", url + "?ch_count=2"}, 0, "channels        2 of 2"},
+		{[]string{"ls", url}, 0, "300    disk            2 MiB    4096"},
+		{[]string{"inq", url, "--lun", "300"}, 0, "SRP-EMU"},
+		{[]string{"inq", url, "--all"}, 0, "unit serial number"},
+		{[]string{"readcap", url, "-l", "1"}, 0, "8388608"},
+		{[]string{"tur", url}, 0, "ready"},
+		{[]string{"write", url, "-l", "1", "-s", "777", "-i", in, "--verify"}, 0, ""},
+		{[]string{"read", url, "-l", "1", "-s", "777", "-n", fmt.Sprint(len(data)), "-o", out}, 0, ""},
+		{[]string{"sync", url}, 0, ""},
+		{[]string{"unmap", url, "-s", "0", "-n", "64K", "--zero"}, 0, ""},
+		{[]string{"reset", url}, 0, ""},
+		{[]string{"raw", url, "12 00 00 00 60 00", "--in", "96"}, 0, "GOOD"},
+		{[]string{"raw", url, "28 00 ff ff ff ff 00 00 01 00", "--in", "512"}, 1, "block address out of range"},
+		{[]string{"write", url, "-i", in}, 2, "do not fit LUN 0"},
+		{[]string{"read", url, "-s", "2M"}, 2, "beyond the end"},
+		{[]string{"read", url, "-s", "5x"}, 2, "5x"},
+		{[]string{"read", url, "--lun", "9"}, 1, "no such logical unit"},
+		{[]string{"read", url, "--lun", "x"}, 2, "--lun"},
+		{[]string{"read", url, "-d", "nosuch0"}, 3, "nosuch0"},
+		{[]string{"probe", url + "?queue_sise=5"}, 2, "did you mean queue_size?"},
+		{[]string{"probe", url, "extra"}, 2, "unexpected argument"},
+		{[]string{"probe", "-Z", url}, 2, "unknown"},
+		{[]string{"probe", strings.Replace(url, "abc", "abd", 1)}, 5, "0x00010003"},
+		{[]string{"probe", strings.Replace(url, "5555", "5556", 1)}, 4, "nobody listens"},
+		{[]string{"probe", "srp://127.99.98.97:5555/1", "--connect-timeout", "500ms"}, 4, "127.99.98.97"},
+		{[]string{"probe", url, "--thread", "maybe"}, 2, "y or n"},
+		{[]string{"nonsense"}, 2, "unknown verb"},
+	} {
+		args := tc.args
+		if len(args) > 1 && !strings.Contains(strings.Join(args, " "), "-d ") && args[0] != "nonsense" {
+			args = append(args, "-d", "softroce")
+		}
+		stdout, stderr, code := runs(t, "", args...)
+		text := stdout
+		if tc.code != 0 {
+			text = stderr
+			if strings.Count(stderr, "\n") != 1 {
+				t.Errorf("%v: the error is not one line: %q", tc.args, stderr)
+			}
+		}
+		if code != tc.code || !strings.Contains(text, tc.want) {
+			t.Errorf("%v: exit code %d, want %d and %q in\n%s%s", tc.args, code, tc.code, tc.want, stdout, stderr)
+		}
+	}
+	if got, err := os.ReadFile(out); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("what was read differs from what was written (%v)", err)
+	}
+	// From and to pipes.
+	if _, stderr, code := runs(t, string(data[:100000]), "write", url, "-l", "1", "-d", "softroce"); code != 0 {
+		t.Errorf("write from a pipe: %s", stderr)
+	}
+	if got, stderr, code := runs(t, "", "read", url, "-l", "1", "-n", "100000", "-d", "softroce"); code != 0 || got != string(data[:100000]) {
+		t.Errorf("read to a pipe: %d bytes, %s", len(got), stderr)
+	}
+	if _, stderr, code := runs(t, string(data), "write", url, "-s", "512", "-d", "softroce"); code != 1 || !strings.Contains(stderr, "does not fit") {
+		t.Errorf("a pipe that does not fit: %d, %s", code, stderr)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	url := emulate(t, "")
+	for _, args := range [][]string{{"devices"}, {"probe", url}, {"ls", url}, {"inq", url}, {"inq", url, "--all"}, {"inq", url, "-p", "83"}, {"readcap", url},
+		{"tur", url}, {"sync", url}, {"reset", url}, {"raw", url, "00 00 00 00 00 00"}, {"raw", url, "25000000000000000000", "--in", "8"}, {"unmap", url, "-s", "0", "-n", "4K"},
+		{"probe", "srp://x"}, {"raw", url, "ff 00 00 00 00 00"}} {
+		if len(args) > 1 {
+			args = append(args, "-d", "softroce")
+		}
+		stdout, stderr, _ := runs(t, "", append(args, "--json")...)
+		var v any
+		if err := json.Unmarshal([]byte(stdout), &v); err != nil || stderr != "" {
+			t.Errorf("%v: %v in %q; %q", args, err, stdout, stderr)
+		}
+	}
+}
+
+// A signal ends every verb within a second, whatever it waits for.
+func TestSignals(t *testing.T) {
+	held := emulate(t, "cmd op=read : hold keep\ntmf : drop")
+	silent := emulate(t, "login : ignore")
+	free := emulate(t, "")
+	for _, args := range [][]string{
+		{"read", held, "-o", os.DevNull},
+		{"bench", held, "--runtime", "30s", "--iodepth", "8"},
+		{"probe", silent},
+		{"write", free}, // its input never comes
+		{"bench", free, "--runtime", "30s", "--iodepth", "8", "--completion", "poll"},
+		{"bench", free, "--runtime", "30s", "--iodepth", "1", "--completion", "direct"},
+	} {
+		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+			cmd := command(append(args, "-d", "softroce")...)
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var errs bytes.Buffer
+			cmd.Stderr = &errs
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(500 * time.Millisecond)
+			began := time.Now()
+			cmd.Process.Signal(sig)
+			cmd.Wait()
+			in.Close()
+			if took, code := time.Since(began), cmd.ProcessState.ExitCode(); took > time.Second || code != 128+int(sig) {
+				t.Errorf("%v: %s ended it after %s with code %d: %s", args, sig, took.Round(time.Millisecond), code, errs.String())
+			}
+		}
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for s, want := range map[string]int64{"0": 0, "512": 512, "4k": 4096, "4K": 4096, "1M": 1 << 20, "1MiB": 1 << 20, "2G": 2 << 30, "1T": 1 << 40, "1MB": 1e6, "1kB": 1000} {
+		if n, err := parseSize(s); err != nil || n != want {
+			t.Errorf("%q: %d, %v", s, n, err)
+		}
+	}
+	for _, s := range []string{"", "k", "-1", "+1", " 5", "5x", "0x10", "1e3", "99999999999999999999", "9999999T", "1 M"} {
+		if n, err := parseSize(s); err == nil {
+			t.Errorf("%q: %d", s, n)
+		}
+	}
+}
