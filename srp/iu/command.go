@@ -24,7 +24,7 @@ func (f BufferFormat) String() string {
 	return "reserved"
 }
 
-// Descriptor is a memory descriptor: Len bytes at Addr under Key (SRP r16a table 3).
+// Descriptor is a memory descriptor: Len bytes at Addr under Key (struct srp_direct_buf).
 type Descriptor struct {
 	Addr uint64
 	Key  uint32
@@ -147,7 +147,7 @@ func (b *Buffer) get(p []byte, n int) (int, error) {
 	return 0, ErrFormat
 }
 
-// TaskAttribute is the TASK ATTRIBUTE of a command (SRP r16a table 21).
+// TaskAttribute is the TASK ATTRIBUTE of a command (SRP r16a, table 21).
 type TaskAttribute uint8
 
 const (

@@ -20,7 +20,7 @@ import (
 // Opcode is the first byte of an information unit (the twelfth of an RDMA/CM login).
 type Opcode uint8
 
-// Opcodes of SRP r16a table 7. Bit 7: sent by the target port. Bit 6: a response.
+// Opcodes, as in <scsi/srp.h>. Bit 7: sent by the target port. Bit 6: a response.
 const (
 	OpLoginReq Opcode = 0x00
 	OpTaskMgmt Opcode = 0x01
@@ -81,7 +81,7 @@ const (
 	TableSize      = 20 // indirect buffer descriptor without its partial list
 	ImmediateSize  = 4  // immediate buffer descriptor
 
-	// MinITIULen is the smallest REQUESTED INITIATOR TO TARGET IU LENGTH (SRP r16a 6.2).
+	// MinITIULen is the smallest REQUESTED INITIATOR TO TARGET IU LENGTH.
 	MinITIULen = 64
 )
 

@@ -2,7 +2,7 @@ package iu
 
 import "fmt"
 
-// BufferFormats is the set of data buffer descriptor formats of a login (SRP r16a table 10).
+// BufferFormats is the set of data buffer descriptor formats of a login (<scsi/srp.h>).
 type BufferFormats uint16
 
 const (
@@ -10,7 +10,7 @@ const (
 	IndirectFormat BufferFormats = 1 << 2
 )
 
-// LoginFlags is the REQ FLAGS byte of a login request.
+// LoginFlags is the REQ FLAGS byte of a login request (SRP r16a, table 9).
 type LoginFlags uint8
 
 const (
@@ -147,7 +147,7 @@ func (r *LoginRsp) Decode(b []byte) error {
 	return nil
 }
 
-// RejectReason is the reason of a SRP_LOGIN_REJ (SRP r16a table 13).
+// RejectReason is the reason of a SRP_LOGIN_REJ (enum srp_login_rej_reason).
 type RejectReason uint32
 
 const (

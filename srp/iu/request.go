@@ -109,7 +109,7 @@ func decodeTag(b []byte, op Opcode, tag *uint64) error {
 	return nil
 }
 
-// LogoutReason is the reason of a SRP_T_LOGOUT (SRP r16a table 17).
+// LogoutReason is the reason of a SRP_T_LOGOUT.
 type LogoutReason uint32
 
 const (

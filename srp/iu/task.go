@@ -2,7 +2,7 @@ package iu
 
 import "fmt"
 
-// TaskFunction is a task management function (SRP r16a table 19).
+// TaskFunction is a task management function (<scsi/srp.h>).
 type TaskFunction uint8
 
 const (
@@ -63,7 +63,7 @@ func (t *TaskMgmt) Decode(b []byte) error {
 	return nil
 }
 
-// TaskCode is the RSP CODE of a response to task management (SRP r16a table 26).
+// TaskCode is the RSP CODE of a response to task management (SRP r16a, table 24).
 type TaskCode uint8
 
 const (
