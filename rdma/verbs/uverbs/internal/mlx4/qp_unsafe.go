@@ -57,18 +57,32 @@ const (
 	sendDoorbell = 0x14 // MLX4_SEND_DOORBELL, offset in the UAR page
 )
 
-var sendOpcode = [...]uint8{
-	verbs.OpRDMAWrite:    opRDMAWrite,
-	verbs.OpRDMAWriteImm: opRDMAWriteImm,
-	verbs.OpSend:         opSend,
-	verbs.OpSendWithImm:  opSendImm,
-	verbs.OpRDMARead:     opRDMARead,
-	verbs.OpCompareSwap:  opAtomicCS,
-	verbs.OpFetchAdd:     opAtomicFA,
-	verbs.OpLocalInv:     opLocalInval,
-	verbs.OpBindMW:       opBindMW,
-	verbs.OpSendWithInv:  opSendInval,
+// sendOps says how each operation is built.
+var sendOps = [16]struct {
+	code uint8
+	kind uint8
+	imm  uint32 // mask of the immediate value or key
+}{
+	verbs.OpRDMAWrite:    {opRDMAWrite, kindRDMA, 0},
+	verbs.OpRDMAWriteImm: {opRDMAWriteImm, kindRDMA, ^uint32(0)},
+	verbs.OpSend:         {opSend, kindSend, 0},
+	verbs.OpSendWithImm:  {opSendImm, kindSend, ^uint32(0)},
+	verbs.OpRDMARead:     {opRDMARead, kindRDMA, 0},
+	verbs.OpCompareSwap:  {opAtomicCS, kindRare, 0},
+	verbs.OpFetchAdd:     {opAtomicFA, kindRare, 0},
+	verbs.OpLocalInv:     {opLocalInval, kindRare, 0},
+	verbs.OpBindMW:       {opBindMW, kindRare, 0},
+	verbs.OpSendWithInv:  {opSendInval, kindSend, ^uint32(0)},
 }
+
+const (
+	kindSend = iota // data segments only
+	kindRDMA        // remote address, data
+	kindRare        // atomics and memory keys
+)
+
+// ctrlFlags translates verbs.SendSignaled and SendSolicited.
+var ctrlFlags = [4]uint32{0, ctrlCQUpdate, ctrlSolicited, ctrlSolicited | ctrlCQUpdate}
 
 var (
 	errSendSGE    = fmt.Errorf("mlx4: more scatter/gather entries than the send queue allows: %w", unix.ENOMEM)
@@ -216,89 +230,43 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			err = errSendSGE
 			break
 		}
-		if uint32(wr.Opcode) >= uint32(len(sendOpcode)) || sendOpcode[wr.Opcode] == 0 {
+		op := &sendOps[wr.Opcode&15]
+		if op.code == 0 || wr.Opcode > 15 {
 			err = errBadOpcode
 			break
 		}
+		inl := wr.Flags&verbs.SendInline != 0
 		total := 0
-		for i := range sges {
-			total += int(sges[i].Length)
-		}
-		if total > math.MaxUint32 {
-			err = errTooLong
+		if len(sges) == 1 && op.kind != kindRare && (!inl || wr.Opcode != verbs.OpRDMARead && int(sges[0].Length) <= q.cap.MaxInlineData) {
+			total = int(sges[0].Length) // nothing left to check
+		} else if total, err = q.check(wr); err != nil {
 			break
-		}
-		inl := wr.Flags&verbs.SendInline != 0 && len(sges) != 0
-		if inl && total > q.cap.MaxInlineData {
-			err = errInline
-			break
-		}
-		if wr.Opcode >= verbs.OpRDMARead {
-			if err = checkRare(wr); err != nil {
-				break
-			}
 		}
 		c := q.entry(head)
 		*(*uint64)(unsafe.Add(q.wrid, uintptr(head&q.sqMask)*8)) = wr.WRID
-		flags := q.signal
-		if wr.Flags&verbs.SendSignaled != 0 {
-			flags |= ctrlCQUpdate
-		}
-		if wr.Flags&verbs.SendSolicited != 0 {
-			flags |= ctrlSolicited
-		}
+		flags := ctrlFlags[wr.Flags>>1&3] | q.signal
+		imm := wr.ImmData & op.imm
 		seg := unsafe.Add(c, segSize)
 		n := uint32(1)
-		imm := uint32(0)
 		bf := false
-		switch wr.Opcode {
-		case verbs.OpSendWithImm, verbs.OpSendWithInv:
-			imm = wr.ImmData
-		case verbs.OpRDMAWriteImm, verbs.OpRDMAWrite, verbs.OpRDMARead:
-			if wr.Opcode == verbs.OpRDMAWriteImm {
-				imm = wr.ImmData
-			}
+		switch op.kind {
+		case kindRDMA:
 			put64(seg, 0, wr.RemoteAddr)
 			put64(seg, 8, uint64(wr.RKey)<<32)
 			seg = unsafe.Add(seg, segSize)
 			n = 2
 			bf = wr.Opcode == verbs.OpRDMARead || len(sges) == 0
-		case verbs.OpCompareSwap, verbs.OpFetchAdd:
-			put64(seg, 0, wr.RemoteAddr)
-			put64(seg, 8, uint64(wr.RKey)<<32)
-			if wr.Opcode == verbs.OpCompareSwap {
-				put64(seg, 16, wr.Atomic.Swap)
-				put64(seg, 24, wr.Atomic.CompareAdd)
-			} else {
-				put64(seg, 16, wr.Atomic.CompareAdd)
-				put64(seg, 24, 0)
-			}
-			seg = unsafe.Add(seg, 2*segSize)
+		case kindRare:
+			var strong uint32
+			seg, strong = rare(wr, seg)
+			flags |= strong
 			n = 3
-		case verbs.OpLocalInv:
-			flags |= ctrlStrong
-			put64(seg, 0, 0)
-			put64(seg, 8, uint64(wr.ImmData)<<32)
-			put64(seg, 16, 0)
-			put64(seg, 24, 0)
-			seg = unsafe.Add(seg, 2*segSize)
-			n = 3
-		case verbs.OpBindMW:
-			b := wr.Bind
-			flags |= ctrlStrong
-			put64(seg, 0, bindRights(b.Access)<<32|bindType2)
-			put64(seg, 8, uint64(b.RKey)<<32|uint64(b.Region.LKey()))
-			put64(seg, 16, b.Addr)
-			put64(seg, 24, b.Length)
-			n = 3
-			sges = nil
-			inl = false
-			if w, ok := b.Window.(provider.Window); ok {
-				w.Bound(b.RKey)
+			if wr.Opcode == verbs.OpBindMW {
+				sges, inl = nil, false
 			}
 		}
 		put64(c, 8, uint64(flags)<<32|uint64(imm))
-		if inl {
+		if inl && len(sges) > 0 {
 			n += putInline(seg, sges)
 			bf = total > 0
 		} else {
@@ -310,7 +278,7 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 				if length == 0 {
 					length = 0x80000000 // the adapter's way to say none
 				}
-				udma.StoreRecord(d, bits.ReverseBytes32(length))
+				udma.StoreOrdered(d, bits.ReverseBytes32(length))
 			}
 			n += uint32(len(sges))
 		}
@@ -319,11 +287,11 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			size |= ctrlFence
 		}
 		put32(c, 4, size)
-		owner := uint32(sendOpcode[wr.Opcode])
+		owner := uint32(op.code)
 		if head&(q.sqMask+1) != 0 {
 			owner |= ctrlOwner
 		}
-		udma.StoreRecord(c, bits.ReverseBytes32(owner))
+		udma.StoreOrdered(c, bits.ReverseBytes32(owner))
 		head++
 		free--
 		posted++
@@ -375,26 +343,71 @@ func bindRights(a verbs.AccessFlags) (r uint64) {
 	return r
 }
 
-// checkRare refuses what a caller can get wrong in requests other than sends and writes.
-func checkRare(wr *verbs.SendWorkRequest) error {
+// check refuses what a caller can get wrong, before a byte of the entry is written. It returns the bytes of all SGEs.
+func (q *QP) check(wr *verbs.SendWorkRequest) (total int, err error) {
+	for i := range wr.SGList {
+		total += int(wr.SGList[i].Length)
+	}
+	inl := wr.Flags&verbs.SendInline != 0
+	switch {
+	case total > math.MaxUint32:
+		return 0, errTooLong
+	case inl && total > q.cap.MaxInlineData:
+		return 0, errInline
+	}
 	switch wr.Opcode {
 	case verbs.OpRDMARead:
-		if wr.Flags&verbs.SendInline != 0 {
-			return errReadInline
+		if inl {
+			return 0, errReadInline
 		}
 	case verbs.OpCompareSwap, verbs.OpFetchAdd:
-		if wr.Flags&verbs.SendInline != 0 {
-			return errReadInline
+		if inl {
+			return 0, errReadInline
 		}
 		if wr.Atomic == nil {
-			return errAtomicNone
+			return 0, errAtomicNone
 		}
 	case verbs.OpBindMW:
 		if b := wr.Bind; b == nil || b.Window == nil || b.Region == nil || b.Length == 0 {
-			return errBind
+			return 0, errBind
 		}
 	}
-	return nil
+	return total, nil
+}
+
+// rare writes the 32 bytes after the control segment of an atomic operation or a change of a memory
+// key. It returns where the WQE goes on, and control flags.
+func rare(wr *verbs.SendWorkRequest, seg unsafe.Pointer) (unsafe.Pointer, uint32) {
+	flags := uint32(0)
+	switch wr.Opcode {
+	case verbs.OpLocalInv:
+		flags = ctrlStrong
+		put64(seg, 0, 0)
+		put64(seg, 8, uint64(wr.ImmData)<<32)
+		put64(seg, 16, 0)
+		put64(seg, 24, 0)
+	case verbs.OpBindMW:
+		b := wr.Bind
+		flags = ctrlStrong
+		put64(seg, 0, bindRights(b.Access)<<32|bindType2)
+		put64(seg, 8, uint64(b.RKey)<<32|uint64(b.Region.LKey()))
+		put64(seg, 16, b.Addr)
+		put64(seg, 24, b.Length)
+		if w, ok := b.Window.(provider.Window); ok {
+			w.Bound(b.RKey)
+		}
+	default:
+		put64(seg, 0, wr.RemoteAddr)
+		put64(seg, 8, uint64(wr.RKey)<<32)
+		if wr.Opcode == verbs.OpCompareSwap {
+			put64(seg, 16, wr.Atomic.Swap)
+			put64(seg, 24, wr.Atomic.CompareAdd)
+		} else {
+			put64(seg, 16, wr.Atomic.CompareAdd)
+			put64(seg, 24, 0)
+		}
+	}
+	return unsafe.Add(seg, 2*segSize), flags
 }
 
 // putInline copies the bytes of sges in pieces that end at 64-byte lines, each behind its own header, which is stored after
@@ -405,25 +418,25 @@ func putInline(seg unsafe.Pointer, sges []verbs.SGE) uint32 {
 	room := lineSize - int(uintptr(dst)&(lineSize-1))
 	piece, bytes := 0, 0
 	for i := range sges {
-		src, n := udma.Pointer(sges[i].Addr), int(sges[i].Length)
+		src, n := sges[i].Addr, int(sges[i].Length)
 		for n >= room {
-			copy(unsafe.Slice((*byte)(dst), room), unsafe.Slice((*byte)(src), room))
-			src, n = unsafe.Add(src, room), n-room
+			udma.CopyInline(dst, src, room)
+			src, n = src+uint64(room), n-room
 			dst = unsafe.Add(dst, room)
 			piece += room
 			bytes += piece + 4
-			udma.StoreRecord(header, bits.ReverseBytes32(0x80000000|uint32(piece)))
+			udma.StoreOrdered(header, bits.ReverseBytes32(0x80000000|uint32(piece)))
 			header, dst = dst, unsafe.Add(dst, 4)
 			room, piece = lineSize-4, 0
 		}
-		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+		udma.CopyInline(dst, src, n)
 		dst = unsafe.Add(dst, n)
 		room -= n
 		piece += n
 	}
 	if piece > 0 {
 		bytes += piece + 4
-		udma.StoreRecord(header, bits.ReverseBytes32(0x80000000|uint32(piece)))
+		udma.StoreOrdered(header, bits.ReverseBytes32(0x80000000|uint32(piece)))
 	}
 	return uint32(bytes+segSize-1) / segSize
 }

@@ -46,18 +46,33 @@ const (
 	ctrlFence      = 0x80
 )
 
-var sendOpcode = [...]uint8{
-	verbs.OpRDMAWrite:    opRDMAWrite,
-	verbs.OpRDMAWriteImm: opRDMAWriteImm,
-	verbs.OpSend:         opSend,
-	verbs.OpSendWithImm:  opSendImm,
-	verbs.OpRDMARead:     opRDMARead,
-	verbs.OpCompareSwap:  opAtomicCS,
-	verbs.OpFetchAdd:     opAtomicFA,
-	verbs.OpLocalInv:     opUMR,
-	verbs.OpBindMW:       opUMR,
-	verbs.OpSendWithInv:  opSendInval,
+// sendOps says how each operation is built.
+var sendOps = [16]struct {
+	code uint8
+	kind uint8
+	imm  uint32 // mask of the immediate value or key
+}{
+	verbs.OpRDMAWrite:    {opRDMAWrite, kindRDMA, 0},
+	verbs.OpRDMAWriteImm: {opRDMAWriteImm, kindRDMA, ^uint32(0)},
+	verbs.OpSend:         {opSend, kindSend, 0},
+	verbs.OpSendWithImm:  {opSendImm, kindSend, ^uint32(0)},
+	verbs.OpRDMARead:     {opRDMARead, kindRDMA, 0},
+	verbs.OpCompareSwap:  {opAtomicCS, kindRare, 0},
+	verbs.OpFetchAdd:     {opAtomicFA, kindRare, 0},
+	verbs.OpLocalInv:     {opUMR, kindRare, ^uint32(0)},
+	verbs.OpBindMW:       {opUMR, kindRare, 0},
+	verbs.OpSendWithInv:  {opSendInval, kindSend, ^uint32(0)},
 }
+
+const (
+	kindSend = iota // data segments only
+	kindRDMA        // remote address, data
+	kindRare        // atomics and memory keys
+)
+
+// ctrlFlags translates verbs.SendFence, SendSignaled and SendSolicited.
+var ctrlFlags = [8]uint8{0, ctrlFence, ctrlCQUpdate, ctrlCQUpdate | ctrlFence,
+	ctrlSolicited, ctrlSolicited | ctrlFence, ctrlSolicited | ctrlCQUpdate, ctrlSolicited | ctrlCQUpdate | ctrlFence}
 
 var (
 	errSendState  = fmt.Errorf("mlx5: send posted to a queue pair that is not in RTS: %w", unix.ENOMEM)
@@ -192,7 +207,8 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 	)
 	for posted < len(wrs) {
 		wr := &wrs[posted]
-		if uint32(wr.Opcode) >= uint32(len(sendOpcode)) || (sendOpcode[wr.Opcode] == 0) {
+		op := &sendOps[wr.Opcode&15]
+		if op.code == 0 || wr.Opcode > 15 {
 			err = errBadOpcode
 			break
 		}
@@ -200,130 +216,56 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			err = verbs.ErrQueueFull
 			break
 		}
-		if len(wr.SGList) > q.cap.MaxSendSGE {
-			err = errSendSGE
-			break
-		}
 		sges := wr.SGList
+		inl := wr.Flags&verbs.SendInline != 0
 		total := 0
-		for i := range sges {
-			total += int(sges[i].Length)
-		}
-		if total > math.MaxUint32 {
-			err = errTooLong
+		if len(sges) == 1 && q.cap.MaxSendSGE > 0 && op.kind != kindRare && (!inl || wr.Opcode != verbs.OpRDMARead && int(sges[0].Length) <= q.cap.MaxInlineData) {
+			total = int(sges[0].Length) // nothing left to check
+		} else if total, err = q.check(wr); err != nil {
 			break
-		}
-		inl := wr.Flags&verbs.SendInline != 0 && len(sges) != 0
-		if inl && total > q.cap.MaxInlineData {
-			err = errInline
-			break
-		}
-		if wr.Opcode >= verbs.OpRDMARead {
-			if err = checkRare(wr); err != nil {
-				break
-			}
 		}
 		idx := pi & q.sqMask
 		c := unsafe.Add(sq, uintptr(idx)*blockSize)
-		seg := unsafe.Add(c, segSize) // a WQE starts on a block: at most the fourth segment after it can wrap
+		seg := unsafe.Add(c, segSize)
 		ds := uint32(1)
-		flags := q.signal
-		if wr.Flags&verbs.SendSignaled != 0 {
-			flags |= ctrlCQUpdate
-		}
-		if wr.Flags&verbs.SendSolicited != 0 {
-			flags |= ctrlSolicited
-		}
-		if wr.Flags&verbs.SendFence != 0 {
-			flags |= ctrlFence
-		} else {
+		flags := ctrlFlags[wr.Flags&7] | q.signal
+		if flags&ctrlFence == 0 {
 			flags |= fence
 		}
-		nextFence := uint8(0)
-		imm := uint32(0)
+		fence = 0
+		imm := wr.ImmData & op.imm
 		wcop := uint32(0)
-		switch wr.Opcode {
-		case verbs.OpSend:
-		case verbs.OpSendWithImm, verbs.OpSendWithInv:
-			imm = wr.ImmData
-		case verbs.OpRDMAWriteImm:
-			imm = wr.ImmData
-			fallthrough
-		case verbs.OpRDMAWrite, verbs.OpRDMARead:
+		switch op.kind {
+		case kindRDMA:
 			put64(seg, 0, wr.RemoteAddr)
 			put64(seg, 8, uint64(wr.RKey)<<32)
 			seg = unsafe.Add(seg, segSize)
 			ds = 2
-		case verbs.OpCompareSwap, verbs.OpFetchAdd:
-			a := wr.Atomic
-			put64(seg, 0, wr.RemoteAddr)
-			put64(seg, 8, uint64(wr.RKey)<<32)
-			if wr.Opcode == verbs.OpCompareSwap {
-				put64(seg, 16, a.Swap)
-				put64(seg, 24, a.CompareAdd)
-			} else {
-				put64(seg, 16, a.CompareAdd)
-				put64(seg, 24, 0)
+		case kindRare:
+			seg, ds, imm, wcop = q.rare(wr, seg, imm)
+			if wcop != 0 {
+				fence = ctrlSmallFence
 			}
-			seg = unsafe.Add(seg, 2*segSize)
-			ds = 3
-		case verbs.OpLocalInv:
-			imm = wr.ImmData
-			nextFence = ctrlSmallFence
-			wcop = uint32(verbs.WCLocalInv)
-			seg = q.freeKey(seg)
-			ds = 8
-		case verbs.OpBindMW:
-			imm = wr.Bind.Window.RKey()
-			nextFence = ctrlSmallFence
-			wcop = uint32(verbs.WCBindMW)
-			seg = q.bind(seg, wr.Bind)
-			ds = 12
-			sges = nil
-			inl = false
-			if w, ok := wr.Bind.Window.(provider.Window); ok {
-				w.Bound(wr.Bind.RKey)
-			}
+			sges, inl = nil, false
 		}
-		if inl {
+		switch {
+		case inl && len(sges) > 0:
 			inline = true
-			ds += putInline(sq, end, seg, sges, uint32(total))
-		} else if wr.Opcode == verbs.OpCompareSwap || wr.Opcode == verbs.OpFetchAdd {
-			for i := range sges {
-				if sges[i].Length == 0 {
-					continue
-				}
-				if seg == end {
-					seg = sq
-				}
-				put64(seg, 0, 8<<32|uint64(sges[i].LKey))
-				put64(seg, 8, sges[i].Addr)
-				seg = unsafe.Add(seg, segSize)
-				ds++
-			}
-		} else {
-			for i := range sges {
-				sge := &sges[i]
-				if sge.Length == 0 {
-					continue // the adapter would take 0 for 2 GiB
-				}
-				if seg == end {
-					seg = sq
-				}
-				put64(seg, 0, uint64(sge.Length)<<32|uint64(sge.LKey))
-				put64(seg, 8, sge.Addr)
-				seg = unsafe.Add(seg, segSize)
-				ds++
-			}
+			ds += putInline(sq, end, seg, sges, total)
+		case len(sges) == 1 && sges[0].Length != 0: // a control and an address segment do not reach the ring's end
+			put64(seg, 0, uint64(sges[0].Length)<<32|uint64(sges[0].LKey))
+			put64(seg, 8, sges[0].Addr)
+			ds++
+		default:
+			ds += putSGEs(sq, end, seg, sges)
 		}
 		put64(c, 8, uint64(flags)<<32|uint64(imm))
-		put64(c, 0, uint64(pi&0xffff)<<40|uint64(sendOpcode[wr.Opcode])<<32|uint64(q.qpn)<<8|uint64(ds))
+		put64(c, 0, uint64(pi&0xffff)<<40|uint64(op.code)<<32|uint64(q.qpn)<<8|uint64(ds))
 		head++
 		s := (*slot)(unsafe.Add(q.slots, uintptr(idx)*slotSize))
 		s.wrid, s.head, s.op = wr.WRID, head, wcop
 		pi += (ds + 3) / 4
 		ctrl, units = c, ds
-		fence = nextFence
 		free--
 		posted++
 	}
@@ -435,52 +377,131 @@ func (q *QP) wrap(seg unsafe.Pointer) unsafe.Pointer {
 	return seg
 }
 
-// checkRare refuses what a caller can get wrong in requests other than sends and writes.
-func checkRare(wr *verbs.SendWorkRequest) error {
+// check refuses what a caller can get wrong, before a byte of the entry is written. It returns the bytes of all SGEs.
+func (q *QP) check(wr *verbs.SendWorkRequest) (total int, err error) {
+	if len(wr.SGList) > q.cap.MaxSendSGE {
+		return 0, errSendSGE
+	}
+	for i := range wr.SGList {
+		total += int(wr.SGList[i].Length)
+	}
+	inl := wr.Flags&verbs.SendInline != 0
+	switch {
+	case total > math.MaxUint32:
+		return 0, errTooLong
+	case inl && total > q.cap.MaxInlineData:
+		return 0, errInline
+	}
 	switch wr.Opcode {
 	case verbs.OpRDMARead:
-		if wr.Flags&verbs.SendInline != 0 {
-			return errReadInline
+		if inl {
+			return 0, errReadInline
 		}
 	case verbs.OpCompareSwap, verbs.OpFetchAdd:
-		if wr.Flags&verbs.SendInline != 0 {
-			return errReadInline
+		if inl {
+			return 0, errReadInline
 		}
 		if wr.Atomic == nil {
-			return errAtomicNone
+			return 0, errAtomicNone
 		}
 	case verbs.OpBindMW:
 		if b := wr.Bind; b == nil || b.Window == nil || b.Region == nil || b.Length == 0 || b.Length > 1<<31 {
-			return errBind
+			return 0, errBind
 		}
 	}
-	return nil
+	return total, nil
+}
+
+// rare writes the segments of an atomic operation or a change of a memory key. It returns where the WQE goes on, its
+// 16-byte units so far, the control segment's key, and of a key change what its completion is called.
+func (q *QP) rare(wr *verbs.SendWorkRequest, seg unsafe.Pointer, imm uint32) (unsafe.Pointer, uint32, uint32, uint32) {
+	switch wr.Opcode {
+	case verbs.OpLocalInv:
+		return q.freeKey(seg), 8, imm, uint32(verbs.WCLocalInv)
+	case verbs.OpBindMW:
+		imm = wr.Bind.Window.RKey()
+		seg = q.bind(seg, wr.Bind)
+		if w, ok := wr.Bind.Window.(provider.Window); ok {
+			w.Bound(wr.Bind.RKey)
+		}
+		return seg, 12, imm, uint32(verbs.WCBindMW)
+	}
+	put64(seg, 0, wr.RemoteAddr)
+	put64(seg, 8, uint64(wr.RKey)<<32)
+	if wr.Opcode == verbs.OpCompareSwap {
+		put64(seg, 16, wr.Atomic.Swap)
+		put64(seg, 24, wr.Atomic.CompareAdd)
+	} else {
+		put64(seg, 16, wr.Atomic.CompareAdd)
+		put64(seg, 24, 0)
+	}
+	seg = unsafe.Add(seg, 2*segSize)
+	ds := uint32(3)
+	for i := range wr.SGList {
+		if wr.SGList[i].Length == 0 {
+			continue
+		}
+		seg = q.wrap(seg)
+		put64(seg, 0, 8<<32|uint64(wr.SGList[i].LKey)) // the operand's size, whatever the entry says
+		put64(seg, 8, wr.SGList[i].Addr)
+		seg = unsafe.Add(seg, segSize)
+		ds++
+	}
+	return seg, ds, imm, 0
+}
+
+// putSGEs writes data segments, over the ring's end if need be, and returns how many. Empty entries are left
+// out: the adapter would take 0 for 2 GiB.
+func putSGEs(sq, end, seg unsafe.Pointer, sges []verbs.SGE) (n uint32) {
+	for i := range sges {
+		sge := &sges[i]
+		if sge.Length == 0 {
+			continue
+		}
+		if seg == end {
+			seg = sq
+		}
+		put64(seg, 0, uint64(sge.Length)<<32|uint64(sge.LKey))
+		put64(seg, 8, sge.Addr)
+		seg = unsafe.Add(seg, segSize)
+		n++
+	}
+	return n
 }
 
 // putInline copies the total bytes of sges behind one header, over the ring's end if need be,
 // and returns how many 16-byte units they take.
-func putInline(sq, end, seg unsafe.Pointer, sges []verbs.SGE, total uint32) uint32 {
+func putInline(sq, end, seg unsafe.Pointer, sges []verbs.SGE, total int) uint32 {
 	if total == 0 {
 		return 0
 	}
 	if seg == end {
 		seg = sq
 	}
-	*(*uint32)(seg) = bits.ReverseBytes32(0x80000000 | total)
+	*(*uint32)(seg) = bits.ReverseBytes32(0x80000000 | uint32(total))
 	dst := unsafe.Add(seg, inlineHeader)
+	units := uint32(inlineHeader+total+segSize-1) / segSize
+	if uintptr(end)-uintptr(dst) >= uintptr(total) {
+		for i := range sges {
+			n := int(sges[i].Length)
+			udma.CopyInline(dst, sges[i].Addr, n)
+			dst = unsafe.Add(dst, n)
+		}
+		return units
+	}
 	for i := range sges {
 		n := int(sges[i].Length)
-		src := udma.Pointer(sges[i].Addr)
+		src := sges[i].Addr
 		if room := int(uintptr(end) - uintptr(dst)); n >= room {
-			copy(unsafe.Slice((*byte)(dst), room), unsafe.Slice((*byte)(src), room))
-			src = unsafe.Add(src, room)
+			udma.CopyInline(dst, src, room)
+			src += uint64(room)
 			n -= room
 			dst = sq
 		}
-		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+		udma.CopyInline(dst, src, n)
 		dst = unsafe.Add(dst, n)
 	}
-	return (inlineHeader + total + segSize - 1) / segSize
+	return units
 }
 
 // put64 stores a big-endian word.

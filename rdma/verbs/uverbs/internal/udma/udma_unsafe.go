@@ -68,3 +68,33 @@ func Gather(dst []byte, addr uint64) {
 		copy(dst, unsafe.Slice((*byte)(Pointer(addr)), len(dst)))
 	}
 }
+
+// CopyInline copies n bytes at virtual address addr to dst. It is made for the few dozen bytes of inline data,
+// where a call of memmove costs more than the copy.
+func CopyInline(dst unsafe.Pointer, addr uint64, n int) {
+	src := Pointer(addr)
+	switch {
+	case n > 256:
+		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+	case n >= 16:
+		i := 0
+		for ; i+32 <= n; i += 32 {
+			a, b := *(*[2]uint64)(unsafe.Add(src, i)), *(*[2]uint64)(unsafe.Add(src, i+16))
+			*(*[2]uint64)(unsafe.Add(dst, i)), *(*[2]uint64)(unsafe.Add(dst, i+16)) = a, b
+		}
+		if i+16 <= n {
+			*(*[2]uint64)(unsafe.Add(dst, i)) = *(*[2]uint64)(unsafe.Add(src, i))
+			i += 16
+		}
+		if i < n { // the rest, together with bytes already copied
+			*(*[2]uint64)(unsafe.Add(dst, n-16)) = *(*[2]uint64)(unsafe.Add(src, n-16))
+		}
+	case n >= 8:
+		*(*uint64)(dst) = *(*uint64)(src)
+		*(*uint64)(unsafe.Add(dst, n-8)) = *(*uint64)(unsafe.Add(src, n-8))
+	default:
+		for i := range n {
+			*(*byte)(unsafe.Add(dst, i)) = *(*byte)(unsafe.Add(src, i))
+		}
+	}
+}
