@@ -249,6 +249,11 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			sges, inl = nil, false
 		}
 		switch {
+		case inl && len(sges) == 1 && total > 0 && uintptr(end)-uintptr(seg) >= uintptr(inlineHeader+total):
+			inline = true
+			*(*uint32)(seg) = bits.ReverseBytes32(0x80000000 | uint32(total))
+			udma.CopyInline(unsafe.Add(seg, inlineHeader), sges[0].Addr, total)
+			ds += uint32(inlineHeader+total+segSize-1) / segSize
 		case inl && len(sges) > 0:
 			inline = true
 			ds += putInline(sq, end, seg, sges, total)
