@@ -42,6 +42,7 @@ type exchange struct {
 	rkey   uint32
 	recvs  []verbs.WorkCompletion // reaped and not yet looked at
 	sends  []verbs.WorkCompletion
+	failed error
 	events [4]verbs.CompletionQueue
 }
 
@@ -102,10 +103,14 @@ func (x *exchange) reap() error {
 		got := false
 		for n := x.cq.Poll(wcs[:]); n > 0; n = x.cq.Poll(wcs[:]) {
 			for _, wc := range wcs[:n] {
-				if wc.Status != verbs.WCSuccess {
-					return fmt.Errorf("completion %d: %s (vendor 0x%x)", wc.WRID, wc.Status, wc.VendorErr)
-				}
 				got = true
+				if wc.Status != verbs.WCSuccess {
+					// What succeeded before it still counts: a peer that has all it wants may be gone already.
+					if x.failed == nil {
+						x.failed = fmt.Errorf("completion %d: %s (vendor 0x%x)", wc.WRID, wc.Status, wc.VendorErr)
+					}
+					continue
+				}
 				if wc.Opcode == verbs.WCRecv {
 					x.recvs = append(x.recvs, wc)
 				} else {
@@ -131,6 +136,9 @@ func (x *exchange) reap() error {
 
 func (x *exchange) sent(n int) error {
 	for len(x.sends) < n {
+		if x.failed != nil {
+			return x.failed
+		}
 		if err := x.reap(); err != nil {
 			return err
 		}
@@ -141,6 +149,9 @@ func (x *exchange) sent(n int) error {
 
 func (x *exchange) received() (wc verbs.WorkCompletion, err error) {
 	for len(x.recvs) == 0 {
+		if x.failed != nil {
+			return wc, x.failed
+		}
 		if err := x.reap(); err != nil {
 			return wc, err
 		}
