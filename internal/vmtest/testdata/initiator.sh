@@ -51,6 +51,7 @@ for lun in 0 1 300; do
 	sizes='512 4096 65536 1048576 8388608 66048 70001'
 	[ $lun = 0 ] || sizes='1049088 5000'
 	for size in $sizes; do
+		say "LUN $lun, $size bytes"
 		offset=$((512 * (lun + 7)))
 		whole=$(((size + 511) / 512 * 512))
 		head -c $size random >ours
