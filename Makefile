@@ -65,8 +65,9 @@ format:
 lint:
 	$(GO) run $(STATICCHECK) ./...
 
+# The long simulations and load tests belong to make test; make check leaves them out.
 unit:
-	$(GO) test -timeout 5m ./...
+	$(GO) test $(if $(filter test,$(MAKECMDGOALS)),-timeout 15m,-short -timeout 5m) ./...
 
 race:
 	CGO_ENABLED=1 $(GO) test -race -short -timeout 5m $(RACE)

@@ -69,6 +69,7 @@ var allowed = map[string][]string{
 	"bench":          {"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot/...", "rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix"},
 
 	"bench/limit":  {"github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"bench/splice": {},
 	"bench/versus": {"bench", "bench/limit", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 
 	"internal/require":           {},
