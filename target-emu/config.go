@@ -25,8 +25,8 @@ const (
 	MaxITIULen = 1 << 20
 	// DefaultMaxChannels per I_T nexus; ib_srp asks for as many as the machine has CPUs.
 	DefaultMaxChannels = 64
-	// DefaultMaxSessions bounds all channels of the target.
-	DefaultMaxSessions = 1024
+	// DefaultMaxSessions bounds all channels of the target, each of which holds about 5 MiB.
+	DefaultMaxSessions = 256
 
 	// spareReceives are posted beyond the request limit for what costs no credit: CRED_RSP, AER_RSP, I_LOGOUT.
 	spareReceives = 16

@@ -99,7 +99,7 @@ func flags(o *options) *pflag.FlagSet {
 	f.IntVar(&o.limit, "request-limit", targetemu.DefaultRequestLimit, "credits per channel")
 	f.IntVar(&o.maxIU, "max-iu", targetemu.DefaultMaxITIULen, "largest initiator to target IU, bytes")
 	f.IntVar(&o.maxChannels, "max-channels", targetemu.DefaultMaxChannels, "channels per initiator port")
-	f.IntVar(&o.maxSessions, "max-sessions", targetemu.DefaultMaxSessions, "channels in all")
+	f.IntVar(&o.maxSessions, "max-sessions", targetemu.DefaultMaxSessions, "channels in all, of about 5 MiB each")
 	f.BoolVar(&o.single, "single-channel", false, "refuse a second channel")
 	f.BoolVar(&o.noImm, "no-immediate", false, "do not offer immediate data")
 	f.Uint16Var(&o.formats, "formats", 6, "descriptor formats: 2 direct, 4 indirect, 6 both")
