@@ -43,7 +43,6 @@ var guestTests = []guestTest{
 	{scenario: SRPT, script: "initiator.sh"},
 	{scenario: NetNS4096SRPT, script: "initiator.sh"},
 	{scenario: RXE, script: "kernel-initiator.sh"},
-	{scenario: RXE, script: "kernel-initiator.sh"},
 	{scenario: NetNS, script: "kernel-initiator.sh"},
 	{scenario: NetNS4096, script: "kernel-initiator.sh"},
 }
