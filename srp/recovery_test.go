@@ -112,6 +112,7 @@ func TestAbortAnswers(t *testing.T) {
 		"all refused":                   {"tmf : code 4", 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, withFaults("cmd op=read nth=1 : hold keep\n"+tc.fault))
 			s := w.login(t, quickTimeouts)
 			soon(t, 4*time.Second, "the read", func() {
@@ -276,6 +277,7 @@ func TestProtocolErrors(t *testing.T) {
 		"response code":              {"rsp-data 00000002 ; flags 0x01", false, "fields invalid"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, withFaults("cmd op=read nth=2 : status check-condition ; "+tc.fault))
 			var notices []string
 			var mu sync.Mutex
@@ -325,14 +327,21 @@ func TestResiduals(t *testing.T) {
 
 // The connection breaks under a verified load, again and again; nothing gets lost, done twice, or wrong.
 func TestReconnectUnderLoad(t *testing.T) {
+	every, rounds := 701, 700
+	if testing.Short() {
+		every, rounds = 251, 200
+	}
 	for _, how := range []string{"disconnect", "break", "send t-logout"} {
 		t.Run(how, func(t *testing.T) {
 			eachMode(t, func(t *testing.T, m completion.Mode) {
-				w := newWorld(t, withFaults("cmd op=any every=701 : "+how))
+				if testing.Short() && how == "break" && m != completion.Interrupt && m != completion.Direct {
+					t.Skip("each break costs a second of retries")
+				}
+				w := newWorld(t, withFaults(fmt.Sprintf("cmd op=any every=%d : %s", every, how)))
 				s := w.login(t, withMode(m), quickTimeouts, func(o *srp.LoginOptions) {
 					o.ChannelCount, o.ReconnectDelay, o.CommandTimeout = 2, 100*time.Millisecond, 5*time.Second
 				})
-				load(t, s, 2, 8, 700)
+				load(t, s, 2, 8, rounds)
 				if st := s.Stats(); st.Reconnects < 2 || st.Held != 0 {
 					t.Errorf("%d reconnects, %d held", st.Reconnects, st.Held)
 				}
