@@ -23,7 +23,7 @@ RACE := $(patsubst %,./%/...,$(wildcard completion rdma srp target-emu bench))
 # No cgo in what is shipped; the race detector alone needs it.
 export CGO_ENABLED := 0
 
-.PHONY: help demo binaries bench-peers bench-fio experiments build check vet format lint unit race test guest deps guest-shell fuzz clean
+.PHONY: help demo binaries bench-peers bench-fio experiments build check vet format lint libcost unit race test guest deps guest-shell fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,14 @@ vet:
 	$(GO) vet ./...
 	$(GO) vet -tags guest ./internal/vmtest
 	GOARCH=arm64 $(GO) vet ./...
+
+libcost: ## nanoseconds per work request beside libmlx5 and libmlx4 (needs gcc and libibverbs-dev)
+	@d=$$(mktemp -d); trap 'rm -rf $$d' EXIT; \
+	cc -O2 -rdynamic -o $$d/libcost rdma/verbs/uverbs/testdata/libcost/libcost.c -libverbs -lmlx5 -lmlx4 -ldl; \
+	for f in mlx5 mlx4; do \
+		echo "== $$f, C"; $$d/libcost $$f $$d/$$f; \
+		echo "== $$f, Go"; $(GO) test -run '^$$' -bench . -benchtime 400x ./rdma/verbs/uverbs/internal/$$f | grep Benchmark; \
+	done
 
 format:
 	@out=$$(gofmt -l .); [ -z "$$out" ] || { echo "not formatted by gofmt:"; echo "$$out"; exit 1; }

@@ -68,7 +68,7 @@ type env struct {
 	line   *progress // being drawn
 }
 
-var verbs_ = []*verb{devicesVerb, probeVerb, lsVerb, inqVerb, readcapVerb, readVerb, writeVerb, rawVerb, turVerb, syncVerb, unmapVerb, resetVerb, benchVerb, experimentVerb}
+var verbs_ = []*verb{devicesVerb, probeVerb, lsVerb, inqVerb, readcapVerb, readVerb, writeVerb, rawVerb, turVerb, syncVerb, unmapVerb, resetVerb, benchVerb, experimentVerb, selftestVerb}
 
 // usageError is bad input.
 type usageError struct{ err error }
@@ -145,7 +145,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return e.fail(v, &usageError{err})
 	}
 	e.args = fs.Args()
-	if want := strings.Count(v.args, "TARGET") + strings.Count(v.args, "CDB"); len(e.args) != want && !strings.Contains(v.args, "...") {
+	if want := len(strings.Fields(v.args)); len(e.args) != want && !strings.Contains(v.args, "...") {
 		if len(e.args) < want {
 			return e.fail(v, usagef("missing argument: srp-initiator %s %s", v.name, v.args))
 		}

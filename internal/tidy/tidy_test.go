@@ -24,7 +24,7 @@ const module = "srp-initiator"
 // allowed is the import table: for each package what its files (tests apart) may import besides the standard
 // library. A name ending in /... covers all below and the package itself. Every package of the module has a row.
 var allowed = map[string][]string{
-	"cmd/srp-initiator": {"rdma", "rdma/verbs", "rdma/cm", "srp", "srp/scsi", "srp/disk", "completion", "bench",
+	"cmd/srp-initiator": {"rdma", "rdma/selftest", "rdma/verbs", "rdma/cm", "srp", "srp/scsi", "srp/disk", "completion", "bench",
 		"cmd/srp-initiator/internal/nbd", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/srp-initiator/internal/nbd": {},
 	"cmd/target-emu":                 {"rdma", "rdma/verbs", "rdma/cm", "completion", "target-emu", "target-emu/lun", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
@@ -33,6 +33,7 @@ var allowed = map[string][]string{
 		"github.com/Mellanox/rdmamap", "github.com/jaypipes/ghw", "golang.org/x/sys/unix"},
 	"rdma/hostmem":                          {"golang.org/x/sys/unix"},
 	"rdma/verbs":                            {"rdma/hostmem"},
+	"rdma/selftest":                         {"rdma/verbs", "rdma/verbs/verbstest", "rdma/hostmem", "golang.org/x/sys/unix"},
 	"rdma/verbs/verbstest":                  {"rdma/verbs", "rdma/cm", "rdma/hostmem"},
 	"rdma/verbs/uverbs":                     {"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/...", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/internal/abi":        {},
@@ -82,7 +83,7 @@ var deviceFamily = []string{"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/int
 	"rdma/verbs/uverbs/internal/kernel", "rdma/verbs/uverbs/internal/numtable", "rdma/verbs/uverbs/internal/provider", "golang.org/x/sys/unix"}
 
 // testOnly packages are imported by tests and by each other alone.
-var testOnly = []string{"rdma/softroce/simnet", "rdma/cm/cmtest", "rdma/verbs/uverbs/internal/golden", "rdma/softroce/simlink", "rdma/verbs/verbstest", "rdma/verbs/uverbs/mlxtest",
+var testOnly = []string{"rdma/softroce/simnet", "rdma/cm/cmtest", "rdma/verbs/uverbs/internal/golden", "rdma/softroce/simlink", "rdma/verbs/uverbs/mlxtest",
 	"rdma/verbs/uverbs/internal/golden", "rdma/verbs/uverbs/internal/storetrace", "internal/require", "internal/vmtest"}
 
 // pure packages are protocol brains: time, randomness and the network are arguments there.

@@ -215,11 +215,17 @@ type cq struct {
 const (
 	armSolicited = 1 << 24
 	armIndex     = 0xffffff
+	// neverArmed is what the kernel leaves in a new queue's arm record, which only the driver writes and only the adapter
+	// reads: zero would be mlx5's request for any entry.
+	neverArmed = 0xffffffff
 )
 
 // arm reads the arm record. cmdAny is the command bits of a request for any entry.
 func (c *cq) arm(cmdAny uint32) bool {
 	w := record(c.db, 1)
+	if w == neverArmed {
+		return false
+	}
 	sn, ci := w>>28&3, w&armIndex
 	if w>>24&3 != cmdAny>>24 && w&armSolicited == 0 {
 		return false // not armed yet

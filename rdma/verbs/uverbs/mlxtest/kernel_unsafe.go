@@ -436,8 +436,8 @@ func (d *device) destroyPD(h uint32) unix.Errno {
 	return 0
 }
 
-func (d *device) createCQ(user uint64, cqe uint32, fd int, driverIn, driverOut []byte) (*cq, unix.Errno) {
-	c := &cq{dev: d, userID: user, entries: cqe + 1, armSN: ^uint32(0)}
+func (d *device) createCQ(userID uint64, cqe uint32, fd int, driverIn, driverOut []byte) (*cq, unix.Errno) {
+	c := &cq{dev: d, userID: userID, entries: cqe + 1, armSN: ^uint32(0)}
 	if cqe == 0 || c.entries&(c.entries-1) != 0 || c.entries > 1<<22 {
 		return nil, unix.EINVAL
 	}
@@ -452,6 +452,7 @@ func (d *device) createCQ(user uint64, cqe uint32, fd int, driverIn, driverOut [
 	if c.ch != nil {
 		c.ch.refs++
 	}
+	binary.NativeEndian.PutUint32(user(c.db+4, 4), neverArmed)
 	c.handle, c.num = d.handle(), d.nextCQN
 	d.nextCQN++
 	binary.NativeEndian.PutUint32(driverOut, c.num)
