@@ -829,26 +829,40 @@ func TestHeldAnswersComeTogether(t *testing.T) {
 	}
 }
 
-func TestExternalTableKeepsOrderUnderLoad(t *testing.T) {
-	r := newRig(t, Config{Completion: completion.Config{Mode: completion.Poll}}, "", "0=ram:4m")
+// TestMoreCommandsThanLargeBuffers has many commands at once that all need a large buffer: for a table, or for their data.
+func TestMoreCommandsThanLargeBuffers(t *testing.T) {
+	r := newRig(t, Config{Completion: completion.Config{Mode: completion.Poll}}, "", "0=ram:4m", "1=file:"+t.TempDir()+"/disk,size=4m")
 	p := r.login(openFabric(t), 1, false)
-	// More commands than large buffers that all need one.
-	want := map[uint64]bool{}
+	finish := func(n uint64) {
+		t.Helper()
+		want := map[uint64]bool{}
+		for i := range n {
+			want[i] = true
+		}
+		for range n {
+			g := p.recv()
+			tag := be.Uint64(g[8:])
+			if !want[tag] || g[19] != 0 {
+				t.Errorf("% x", g)
+			}
+			delete(want, tag)
+		}
+	}
 	for i := range uint64(40) {
 		pieces := [][2]int{{int(i) * 1024, 256}, {int(i)*1024 + 256, 768}}
 		b := p.indirect(cmdBytes(i, 0, 2, rw10(0x28, 0, 2)...), 2<<20+int(i)*64, 1, pieces)
 		b[7] = 1
 		p.send(b)
-		want[i] = true
 	}
-	for range 40 {
-		g := p.recv()
-		tag := be.Uint64(g[8:])
-		if !want[tag] || g[19] != 0 {
-			t.Errorf("% x", g)
+	finish(40)
+	for i := range uint64(40) {
+		op, format := byte(0x28), byte(0x01)
+		if i%3 == 0 {
+			op, format = 0x2a, 0x10
 		}
-		delete(want, tag)
+		p.send(p.direct(cmdBytes(i, 1, format, rw10(op, uint32(i)*128, 128)...), int(i)*65536, 65536))
 	}
+	finish(40)
 }
 
 func TestLoginLoopsLeaveNothing(t *testing.T) {

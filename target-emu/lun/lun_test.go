@@ -435,6 +435,10 @@ func TestCompareAndWriteIsAtomic(t *testing.T) {
 			i := attach(t, m, byte(w))
 			for done := 0; done < each; {
 				cur := i.good(scsi.Read10(3, 1), nil)
+				if be.Uint64(cur) != be.Uint64(cur[504:]) {
+					t.Errorf("a torn block: %d and %d", be.Uint64(cur), be.Uint64(cur[504:]))
+					return
+				}
 				next := bytes.Clone(cur)
 				be.PutUint64(next, be.Uint64(next)+1)
 				be.PutUint64(next[504:], be.Uint64(next[504:])+1)
