@@ -15,7 +15,8 @@ id=$VMTEST_SRPT_ID
 url=srp://$VMTEST_SRPT_ADDR/$id
 say() { read -r up rest </proc/uptime; echo "[$up] $*"; }
 die() { echo "FAIL: $*"; exit 1; }
-host=$(srp_login $rxe "id_ext=$id,ioc_guid=$id,dest=$VMTEST_SRPT_ADDR")
+# On one device both initiators would have one port id, and each login would throw the other's session out.
+host=$(srp_login $rxe "id_ext=$id,ioc_guid=$id,initiator_ext=0000000000000001,dest=$VMTEST_SRPT_ADDR")
 cd /tmp
 
 say login string and URL, IPv4 and IPv6
@@ -56,10 +57,10 @@ for lun in 0 1 300; do
 		whole=$(((size + 511) / 512 * 512))
 		head -c $size random >ours
 		srp write --lun $lun --offset $offset -i ours "$url" >/dev/null
-		dd if="$dev" of=theirs bs=512 skip=$((offset / 512)) count=$((whole / 512)) iflag=direct 2>/dev/null
+		dd if="$dev" of=theirs bs=$whole count=1 skip=$offset iflag=direct,skip_bytes 2>/dev/null
 		cmp -n $size ours theirs || die "LUN $lun: the kernel reads other bytes than we wrote ($size)"
 		tail -c $whole random >theirs
-		dd if=theirs of="$dev" bs=512 seek=$((offset / 512)) oflag=direct 2>/dev/null
+		dd if=theirs of="$dev" bs=$whole count=1 seek=$offset oflag=direct,seek_bytes 2>/dev/null
 		srp read --lun $lun --offset $offset --length $size -o ours "$url" >/dev/null
 		[ "$(stat -c %s ours)" = $size ] || die "read gave $(stat -c %s ours) bytes of $size"
 		cmp -n $size ours theirs || die "LUN $lun: we read other bytes than the kernel wrote ($size)"
