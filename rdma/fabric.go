@@ -30,6 +30,16 @@ func (f *Fabric) Context() verbs.Context { return f.ctx }
 // Connector connects queue pairs of the device.
 func (f *Fabric) Connector() cm.Connector { return f.conn }
 
+// NearCPUs are the CPUs of the device's NUMA node, nil where the machine does not tell.
+func (f *Fabric) NearCPUs() []int {
+	if f.ctx.Provider() == "softroce" {
+		return nil
+	}
+	d := []DeviceInfo{sysfs("/sys").describe(f.ctx.Name())}
+	addTopology(d)
+	return d[0].NearCPUs
+}
+
 // Close closes connection manager and device. Everything made from them must have been closed before.
 func (f *Fabric) Close() error {
 	var errs []error

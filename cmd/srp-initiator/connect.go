@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"srp-initiator/completion"
 	"srp-initiator/rdma"
@@ -33,6 +36,7 @@ type connectFlags struct {
 	completion string
 	thread     string
 	lockThread bool
+	cpus       []int
 	weight     int
 	budget     int
 	pcap       string
@@ -46,7 +50,8 @@ func (f *connectFlags) register(fs *pflag.FlagSet) {
 	fs.StringVarP(&f.device, "device", "d", "auto", "RDMA device: "+rdma.Names)
 	fs.StringVar(&f.completion, "completion", "", "who reaps completions: interrupt, thread, poll, direct or adaptive (default adaptive)")
 	fs.StringVar(&f.thread, "thread", "", "y or n: other names for --completion=thread and --completion=interrupt")
-	fs.BoolVar(&f.lockThread, "lock-thread", false, "--completion=thread: an operating system thread of its own")
+	fs.BoolVar(&f.lockThread, "lock-thread", false, "--completion=thread or poll: an operating system thread of its own")
+	fs.IntSliceVar(&f.cpus, "cpus", nil, "--lock-thread: CPUs where that thread may run (default: those near the device, if it tells)")
 	fs.IntVar(&f.weight, "poll-weight", 0, fmt.Sprintf("completions per turn of a channel (default %d)", completion.DefaultWeight))
 	fs.IntVar(&f.budget, "poll-budget", 0, fmt.Sprintf("completions per wake-up or poller turn (default %d)", completion.DefaultBudget))
 	fs.DurationVar(&f.timeout, "timeout", 0, "of a SCSI command before it is aborted (default: cmd_tmo of TARGET, 30s)")
@@ -81,15 +86,67 @@ func (f *connectFlags) completionConfig() (c completion.Config, err error) {
 		return c, usagef("--poll-weight must be 0 to 65536, --poll-budget 0 to 1048576")
 	}
 	c.Weight, c.Budget, c.LockThread = f.weight, f.budget, f.lockThread
-	if f.lockThread && c.Mode != completion.Thread {
-		return c, usagef("--lock-thread goes with --completion=thread")
+	if f.lockThread && c.Mode != completion.Thread && c.Mode != completion.Poll {
+		return c, usagef("--lock-thread goes with --completion=thread and --completion=poll")
 	}
-	if c.Mode == completion.Poll && f.budget > 0 {
-		if c.Poller, err = completion.NewPoller(completion.PollerConfig{Budget: f.budget}); err != nil {
+	if len(f.cpus) > 0 && !f.lockThread {
+		return c, usagef("--cpus goes with --lock-thread")
+	}
+	var allowed unix.CPUSet
+	if len(f.cpus) > 0 {
+		if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 			return c, err
 		}
 	}
+	for _, n := range f.cpus {
+		if n < 0 || !allowed.IsSet(n) {
+			return c, usagef("--cpus: this process may not run on CPU %d (it may on %s)", n, cpuList(&allowed))
+		}
+	}
 	return c, nil
+}
+
+// cpuList writes a set as "0-1,4".
+func cpuList(set *unix.CPUSet) string {
+	var parts []string
+	for n := 0; n < len(set)*64; n++ {
+		if !set.IsSet(n) {
+			continue
+		}
+		first := n
+		for set.IsSet(n + 1) {
+			n++
+		}
+		if n == first {
+			parts = append(parts, strconv.Itoa(n))
+		} else {
+			parts = append(parts, fmt.Sprintf("%d-%d", first, n))
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// place puts reaping threads on the CPUs that the user named, else on those near the device, and gives mode Poll
+// its poller when it is not the common one.
+func (f *connectFlags) place(c *completion.Config, near []int) (err error) {
+	cpus := f.cpus
+	if len(cpus) == 0 {
+		cpus = near
+	}
+	switch {
+	case f.settings != nil:
+	case c.Mode == completion.Thread && f.lockThread:
+		c.CPUs = cpus
+	case c.Mode == completion.Poll && (f.budget > 0 || f.lockThread):
+		p := completion.PollerConfig{Budget: f.budget, LockThread: f.lockThread}
+		if f.lockThread {
+			p.CPUs = cpus
+		}
+		// A poller locks no thread in common with another mode: Config.LockThread is mode Thread's.
+		c.LockThread = false
+		c.Poller, err = completion.NewPoller(p)
+	}
+	return err
 }
 
 // connection is a session with what it stands on.
@@ -155,6 +212,10 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 			return nil, err
 		}
 		return nil, &deviceError{err}
+	}
+	if err := f.place(&o.Completion, c.fabric.NearCPUs()); err != nil {
+		c.closeFiles()
+		return nil, &usageError{err}
 	}
 	cfg := srp.Config{Device: c.fabric.Context(), Connector: c.fabric.Connector()}
 	if f.verbose {
