@@ -848,19 +848,20 @@ func TestMoreCommandsThanLargeBuffers(t *testing.T) {
 			delete(want, tag)
 		}
 	}
-	for i := range uint64(40) {
-		pieces := [][2]int{{int(i) * 1024, 256}, {int(i)*1024 + 256, 768}}
-		b := p.indirect(cmdBytes(i, 0, 2, rw10(0x28, 0, 2)...), 2<<20+int(i)*64, 1, pieces)
-		b[7] = 1
-		p.send(b)
-	}
-	finish(40)
+	// Data first: on a fresh channel nothing but the rule that frees large buffers makes a response signaled.
 	for i := range uint64(40) {
 		op, format := byte(0x28), byte(0x01)
 		if i%3 == 0 {
 			op, format = 0x2a, 0x10
 		}
 		p.send(p.direct(cmdBytes(i, 1, format, rw10(op, uint32(i)*128, 128)...), int(i)*65536, 65536))
+	}
+	finish(40)
+	for i := range uint64(40) {
+		pieces := [][2]int{{int(i) * 1024, 256}, {int(i)*1024 + 256, 768}}
+		b := p.indirect(cmdBytes(i, 0, 2, rw10(0x28, 0, 2)...), 2<<20+int(i)*64, 1, pieces)
+		b[7] = 1
+		p.send(b)
 	}
 	finish(40)
 }
