@@ -851,7 +851,7 @@ func TestMoreCommandsThanLargeBuffers(t *testing.T) {
 	// Data first: on a fresh channel nothing but the rule that frees large buffers makes a response signaled.
 	for i := range uint64(40) {
 		op, format := byte(0x28), byte(0x01)
-		if i%3 == 0 {
+		if i > 20 && i%2 == 0 { // an RDMA READ's completion retires all before it: only READs at first
 			op, format = 0x2a, 0x10
 		}
 		p.send(p.direct(cmdBytes(i, 1, format, rw10(op, uint32(i)*128, 128)...), int(i)*65536, 65536))
