@@ -9,6 +9,7 @@
  *
  *	cc -O2 -rdynamic -o libcost libcost.c -libverbs -lmlx5 -lmlx4 -ldl
  *	./libcost mlx5|mlx4 DIR        DIR: for a made-up sysfs
+ *	./libcost mlx5|mlx4 DIR bind   prints the work queue entries of BIND_MW instead, for edge_test.go
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -134,6 +135,9 @@ ssize_t write(int fd, const void *buf, size_t n)
 	case 9: /* REG_MR */
 		put32(r, handle++), put32(r + 4, key << 8), put32(r + 8, key << 8);
 		key++;
+		break;
+	case 14: /* ALLOC_MW */
+		put32(r, handle++), put32(r + 4, key++ << 8);
 		break;
 	case 18: /* CREATE_CQ */
 		memcpy(&entries, b + 8 + 16, 4);
@@ -263,9 +267,55 @@ static void post(const char *name, struct ibv_send_wr *proto, int batch, uint8_t
 		report("poll/16", tc, REPEAT);
 }
 
+/* bind prints the entries of four BIND_MW requests. */
+static void bind(struct ibv_pd *pd)
+{
+	void *at = (void *)0x100000000000;
+	at = mmap(at, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	struct ibv_mr *mr = ibv_reg_mr(pd, at, 1 << 20, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_MW_BIND);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	if (at == MAP_FAILED || !mr || !mw)
+		fail("region or window");
+	uint8_t *sq;
+	int stride;
+	if (mlx4) {
+		struct mlx4dv_qp d = {0};
+		struct mlx4dv_obj o = {.qp = {.in = qp, .out = &d}};
+		if (mlx4dv_init_obj(&o, MLX4DV_OBJ_QP))
+			fail("mlx4dv_init_obj");
+		sq = (uint8_t *)d.buf.buf + d.sq.offset, stride = 1 << d.sq.wqe_shift;
+	} else {
+		struct mlx5dv_qp d = {0};
+		struct mlx5dv_obj o = {.qp = {.in = qp, .out = &d}};
+		if (mlx5dv_init_obj(&o, MLX5DV_OBJ_QP))
+			fail("mlx5dv_init_obj");
+		sq = d.sq.buf, stride = 192;
+	}
+	static const struct { uint64_t off, len; unsigned access; } v[] = {
+		{4160, 1000, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE},
+		{1, 1, IBV_ACCESS_REMOTE_READ},
+		{0x12345, 0x54321, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC},
+		{0, 1 << 20, IBV_ACCESS_LOCAL_WRITE},
+	};
+	printf("# lkey 0x%x window 0x%x qpn 0x%x\n", mr->lkey, mw->rkey, qp->qp_num);
+	for (int i = 0; i < 4; i++) {
+		uint32_t next = (mw->rkey & ~0xffu) | ((mw->rkey + 1) & 0xff);
+		struct ibv_send_wr wr = {.wr_id = i, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED, .bind_mw = {.mw = mw, .rkey = next,
+			.bind_info = {.mr = mr, .addr = (uintptr_t)at + v[i].off, .length = v[i].len, .mw_access_flags = v[i].access}}}, *bad;
+		if (ibv_post_send(qp, &wr, &bad))
+			fail("ibv_post_send");
+		mw->rkey = next;
+		printf("%#llx %llu %#x ", (unsigned long long)v[i].off, (unsigned long long)v[i].len, v[i].access);
+		uint8_t *w = sq + i * stride;
+		for (int k = 0; k < (w[7] & 0x3f) * 16; k++)
+			printf("%02x", w[k]);
+		printf("\n");
+	}
+}
+
 int main(int argc, char **argv)
 {
-	if (argc != 3)
+	if (argc != 3 && argc != 4)
 		return 2;
 	mlx4 = strcmp(argv[1], "mlx4") == 0;
 	const char *dir = argv[2];
@@ -313,6 +363,10 @@ int main(int argc, char **argv)
 	attr.qp_state = IBV_QPS_RTS;
 	if (ibv_modify_qp(qp, &attr, IBV_QP_STATE))
 		fail("RTS");
+	if (argc == 4) {
+		bind(pd);
+		return 0;
+	}
 	if (mlx4) {
 		struct mlx4dv_cq d;
 		struct mlx4dv_obj o = {.cq = {.in = cq, .out = &d}};

@@ -1,0 +1,176 @@
+package mlx4
+
+// What the recordings do not hold: window binds, whose bytes testdata/libcost printed from libmlx4 44.0, and paths at the edge.
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"testing"
+
+	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/golden"
+)
+
+// pair builds two queue pairs on one completion queue.
+func pair(t *testing.T) *rig {
+	r, err := newRig(&golden.Case{Profile: "mlx4-roce", Setup: &golden.Objects{
+		UARPages: make([]golden.UARPage, 2),
+		CQ:       []golden.CQ{{Name: "cq0", CQN: 0x400, Entries: 16, IBVCQE: 15, CQESize: 64}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	bf := newBlueFlame(addr(r.uars[1]), recordedBlueFlame)
+	for i := range uint32(2) {
+		l, err := SizeQP(verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 4, MaxSendSGE: 2, MaxRecvSGE: 2}, recordedLimits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := &QP{qpn: 0x1a3 + i}
+		q.send, q.recv = r.cqs[0], r.cqs[0]
+		buf, rec := r.alloc(l.Bytes), r.alloc(4)
+		for k := range buf {
+			buf[k] = 0xee // what a reused entry holds
+		}
+		q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(rec), addr(r.uars[0]), bf, false)
+		q.beforeInit()
+		r.table.Set(q.qpn, q)
+		r.qps, r.states = append(r.qps, q), append(r.states, verbs.QPReadyToSend)
+		r.qpBuf, r.qpRec = append(r.qpBuf, buf), append(r.qpRec, rec)
+	}
+	return r
+}
+
+type region struct{ verbs.MemoryRegion }
+
+func (region) LKey() uint32 { return 0x1ee700 }
+
+type window struct{ key uint32 }
+
+func (w *window) RKey() uint32   { return w.key }
+func (w *window) Dealloc() error { return nil }
+func (w *window) Bound(k uint32) { w.key = k }
+
+// posted is the first n bytes of the i-th send entry, without what belongs to BlueFlame.
+func (r *rig) posted(i, n int) string {
+	l := r.qps[0].lay
+	e := append([]byte(nil), r.SQ(0)[i<<l.SendShift:][:n]...)
+	e[1], e[2], e[4], e[5], e[6] = 0, 0, 0, 0, 0
+	return hex.EncodeToString(e)
+}
+
+func TestBindWindow(t *testing.T) {
+	const base = 0x100000000000
+	r := pair(t)
+	q := r.qps[0]
+	w := &window{0x1ee800}
+	for i, c := range []struct {
+		off, length uint64
+		access      verbs.AccessFlags
+		want        string
+	}{
+		{0x1040, 1000, verbs.AccessRemoteRead | verbs.AccessRemoteWrite, "00000018000000030000008c000000006000000080000000001ee801001ee700000010000000104000000000000003e8"},
+		{1, 1, verbs.AccessRemoteRead, "00000018000000030000008c000000002000000080000000001ee802001ee70000001000000000010000000000000001"},
+		{0x12345, 0x54321, verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic, "00000018000000030000008c00000000c000000080000000001ee803001ee70000001000000123450000000000054321"},
+		{0, 1 << 20, verbs.AccessLocalWrite, "00000018000000030000008c000000000000000080000000001ee804001ee70000001000000000000000000000100000"},
+	} {
+		_, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Flags: verbs.SendSignaled, Bind: &verbs.BindMW{
+			Window: w, Region: region{}, RKey: w.key + 1, Addr: base + c.off, Length: c.length, Access: c.access}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := q.lay
+		if got := hex.EncodeToString(r.SQ(0)[i<<l.SendShift:][:48]); got != c.want {
+			t.Errorf("bind %d:\n%s, want\n%s", i, got, c.want)
+		}
+	}
+	if w.key != 0x1ee804 {
+		t.Errorf("the window's key is %#x", w.key)
+	}
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: region{}}}}); err == nil {
+		t.Error("a bind of no bytes was accepted")
+	}
+}
+
+// TestGarbageFields posts requests whose unused fields hold something, over entries that did.
+func TestGarbageFields(t *testing.T) {
+	r := pair(t)
+	q := r.qps[0]
+	sge := []verbs.SGE{{Addr: 0x100000000000, Length: 8, LKey: 0x1ee700}}
+	const remote = "1122334455667788" + "0099880000000000"
+	for i, c := range []struct {
+		op   verbs.SendOpcode
+		wire string // up to the data segment
+	}{
+		{verbs.OpSend, "0000000a" + "00000002" + "0000000000000000"},
+		{verbs.OpRDMAWrite, "00000008" + "00000003" + "0000000000000000" + remote},
+		{verbs.OpRDMARead, "00000010" + "00000003" + "0000000000000000" + remote},
+		{verbs.OpCompareSwap, "00000011" + "00000004" + "0000000000000000" + remote + "0000000000000bbb" + "0000000000000aaa"},
+		{verbs.OpFetchAdd, "00000012" + "00000004" + "0000000000000000" + remote + "0000000000000aaa" + "0000000000000000"},
+	} {
+		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0x55667788, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
+			Atomic: &verbs.Atomic{CompareAdd: 0xaaa, Swap: 0xbbb}, SGList: sge}}); err != nil {
+			t.Fatal(err)
+		}
+		want := c.wire + "00000008001ee7000000100000000000"
+		if got := r.posted(i, len(want)/2); got != want {
+			t.Errorf("%v: %s, want %s", c.op, got, want)
+		}
+	}
+}
+
+// TestPurge resets one of two queue pairs whose completions are mixed in one queue, at the ring's end too.
+func TestPurge(t *testing.T) {
+	for _, start := range []uint32{0, 12} {
+		r := pair(t)
+		r.cqs[0].ci = start
+		size := len(r.cqBuf[0]) / 16
+		if start > 0 { // the lap before left its owner bits
+			for i := range 16 {
+				r.cqBuf[0][i*size+int(r.cqs[0].tail)+31] &^= cqeOwner
+			}
+		}
+		for i, q := range r.qps {
+			for k := range 4 {
+				if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(10*i + k)}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for i, qp := range []int{0, 1, 0, 0, 1, 1} {
+			at := start + uint32(i)
+			e := r.RecvCQE(qp, at)
+			binary.BigEndian.PutUint32(e[r.cqs[0].tail+20:], at) // byte count
+			copy(r.cqBuf[0][int(at&15)*size:], e)
+		}
+		r.Modify(0, verbs.QPReset)
+		var wcs [8]verbs.WorkCompletion
+		if n := r.cqs[0].Poll(wcs[:]); n != 3 {
+			t.Fatalf("%d completions left, want 3", n)
+		}
+		for k, at := range []uint32{1, 4, 5} {
+			if wcs[k].QPN != r.qps[1].qpn || wcs[k].WRID != uint64(10+k) || wcs[k].ByteLen != start+at {
+				t.Errorf("completion %d is %+v", k, wcs[k])
+			}
+		}
+		if got := binary.BigEndian.Uint32(r.cqRec[0]); got != start+6 {
+			t.Errorf("consumer index %d, want %d", got, start+6)
+		}
+		r.Modify(0, verbs.QPInitState)
+		for k := range 5 {
+			_, err := r.qps[0].PostRecv([]verbs.RecvWorkRequest{{}})
+			if (err != nil) != (k == 4) {
+				t.Errorf("receive %d after the reset: %v", k, err)
+			}
+		}
+	}
+}
+
+func TestCQEntriesLimits(t *testing.T) {
+	for _, n := range []int{-1, 0, 1 << 22} {
+		if k, err := CQEntries(n); err == nil {
+			t.Errorf("a queue for %d completions has %d", n, k)
+		}
+	}
+}

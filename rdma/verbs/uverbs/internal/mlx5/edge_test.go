@@ -1,0 +1,231 @@
+package mlx5
+
+// What the recordings do not hold: window binds, whose bytes testdata/libcost printed from libmlx5 44.0, and paths at the edge.
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"strings"
+	"testing"
+
+	"srp-initiator/rdma/hostmem"
+	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/golden"
+)
+
+// pair builds two queue pairs on one completion queue.
+func pair(t *testing.T, profile string) *rig {
+	r, err := newRig(&golden.Case{Profile: profile, Setup: &golden.Objects{
+		UARPages: make([]golden.UARPage, 2),
+		CQ:       []golden.CQ{{Name: "cq0", CQN: 0x400, Entries: 16, IBVCQE: 15, CQESize: 64}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	reg := newRegister(addr(r.uars[1][0x800:]), 256, optionsFromEnv(func(string) string { return "" }))
+	reg.shared = true
+	for i := range uint32(2) {
+		l, err := SizeQP(verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 4, MaxSendSGE: 2, MaxRecvSGE: 2}, recordedLimits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := &QP{qpn: 0x1a3 + i, rsn: i}
+		if profile == "mlx5-legacy" {
+			q.rsn = q.qpn
+		}
+		q.send, q.recv = r.cqs[0], r.cqs[0]
+		buf, rec := r.alloc(l.Bytes), r.alloc(8)
+		for k := range buf {
+			buf[k] = 0xee // what a reused entry holds
+		}
+		q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(rec), reg, false)
+		q.state.Store(uint32(verbs.QPReadyToSend))
+		r.table.Set(q.rsn, q)
+		r.qps, r.qpBuf, r.qpRec = append(r.qps, q), append(r.qpBuf, buf), append(r.qpRec, rec)
+	}
+	return r
+}
+
+// arrive puts entry e at producer index i.
+func (r *rig) arrive(i int, e []byte) { copy(r.cqBuf[0][i*len(e):], e) }
+
+type region struct{ verbs.MemoryRegion }
+
+func (region) LKey() uint32 { return 0x1ee700 }
+
+type window struct{ key uint32 }
+
+func (w *window) RKey() uint32   { return w.key }
+func (w *window) Dealloc() error { return nil }
+func (w *window) Bound(k uint32) { w.key = k }
+
+func TestBindWindow(t *testing.T) {
+	const base = 0x100000000000
+	r := pair(t, "mlx5-static")
+	q := r.qps[0]
+	w := &window{0x1ee800}
+	for i, c := range []struct {
+		off, length uint64
+		access      verbs.AccessFlags
+		want        string // up to the zeros at the end
+	}{
+		{0x1040, 1000, verbs.AccessRemoteRead | verbs.AccessRemoteWrite,
+			"000000250001a30c00000008001ee800b00000000004000000000000203c6041" + strings.Repeat("00", 32) +
+				"000030000001a3010000000000000000000010000000104000000000000003e8" + strings.Repeat("00", 32) +
+				"000003e8001ee7000000100000001040"},
+		{1, 1, verbs.AccessRemoteRead,
+			"000003250001a30c00000028001ee801b00000000004000000000000203c6041" + strings.Repeat("00", 32) +
+				"000010000001a302000000000000000000001000000000010000000000000001" + strings.Repeat("00", 32) +
+				"00000001001ee7000000100000000001"},
+		{0x12345, 0x54321, verbs.AccessRemoteWrite | verbs.AccessRemoteAtomic,
+			"000006250001a30c00000028001ee802b00000000004000000000000203c6041" + strings.Repeat("00", 32) +
+				"000060000001a303000000000000000000001000000123450000000000054321" + strings.Repeat("00", 32) +
+				"00054321001ee7000000100000012345"},
+		{0, 1 << 20, verbs.AccessLocalWrite,
+			"000009250001a30c00000028001ee803b00000000004000000000000203c6041" + strings.Repeat("00", 32) +
+				"000008000001a304000000000000000000001000000000000000000000100000" + strings.Repeat("00", 32) +
+				"00100000001ee7000000100000000000"},
+	} {
+		_, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Flags: verbs.SendSignaled, Bind: &verbs.BindMW{
+			Window: w, Region: region{}, RKey: w.key + 1, Addr: base + c.off, Length: c.length, Access: c.access}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := hex.EncodeToString(r.SQ(0)[i*192 : (i+1)*192])
+		if want := c.want + strings.Repeat("00", 48); got != want {
+			t.Errorf("bind %d:\n%s, want\n%s", i, got, want)
+		}
+	}
+	if w.key != 0x1ee804 {
+		t.Errorf("the window's key is %#x", w.key)
+	}
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: region{}}}}); err == nil {
+		t.Error("a bind of no bytes was accepted")
+	}
+}
+
+// TestGarbageFields posts requests whose unused fields hold something, over entries that did.
+func TestGarbageFields(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	q := r.qps[0]
+	sge := []verbs.SGE{{Addr: 0x100000000000, Length: 8, LKey: 0x1ee700}}
+	for i, c := range []struct {
+		op   verbs.SendOpcode
+		wire string // control segment after the ring index, then what precedes the data segment
+	}{
+		{verbs.OpSend, "0a0001a3020000000000000000"},
+		{verbs.OpRDMAWrite, "080001a3030000000000000000" + "1122334455667788" + "0099880000000000"},
+		{verbs.OpRDMARead, "100001a3030000000000000000" + "1122334455667788" + "0099880000000000"},
+		{verbs.OpCompareSwap, "110001a3040000000000000000" + "1122334455667788" + "0099880000000000" + "0000000000000bbb" + "0000000000000aaa"},
+		{verbs.OpFetchAdd, "120001a3040000000000000000" + "1122334455667788" + "0099880000000000" + "0000000000000aaa" + "0000000000000000"},
+	} {
+		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0x55667788, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
+			Atomic: &verbs.Atomic{CompareAdd: 0xaaa, Swap: 0xbbb}, SGList: sge}}); err != nil {
+			t.Fatal(err)
+		}
+		want := c.wire + "00000008001ee7000000100000000000"
+		if got := hex.EncodeToString(r.SQ(0)[i*64+3:][:len(want)/2]); got != want {
+			t.Errorf("%v: %s, want %s", c.op, got, want)
+		}
+	}
+}
+
+// TestPurge resets one of two queue pairs whose completions are mixed in one queue, at the ring's end too.
+func TestPurge(t *testing.T) {
+	for _, profile := range []string{"mlx5-static", "mlx5-legacy"} {
+		for _, start := range []uint32{0, 12} {
+			r := pair(t, profile)
+			r.cqs[0].ci = start
+			mem, err := hostmem.Alloc(64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { mem.Free() })
+			for i, q := range r.qps {
+				for k := range 4 {
+					if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(10*i + k), SGList: []verbs.SGE{{Addr: mem.Addr(), Length: 64}}}}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for i, qp := range []int{0, 1, 0, 0, 1, 1} {
+				at := start + uint32(i)
+				e := r.RecvCQE(qp, at)
+				binary.BigEndian.PutUint32(e[44:], at)
+				r.arrive(int(at&15), e)
+			}
+			r.qps[0].moved(verbs.QPReset)
+			var wcs [8]verbs.WorkCompletion
+			n := r.cqs[0].Poll(wcs[:])
+			if n != 3 {
+				t.Fatalf("%s: %d completions left, want 3", profile, n)
+			}
+			for k, at := range []uint32{1, 4, 5} {
+				if wcs[k].QPN != r.qps[1].qpn || wcs[k].WRID != uint64(10+k) || wcs[k].ByteLen != start+at {
+					t.Errorf("%s: completion %d is %+v", profile, k, wcs[k])
+				}
+			}
+			if got := binary.BigEndian.Uint32(r.cqRec[0]); got != start+6 {
+				t.Errorf("%s: consumer index %d, want %d", profile, got, start+6)
+			}
+			r.qps[0].moved(verbs.QPInitState)
+			for k := range 5 {
+				_, err := r.qps[0].PostRecv([]verbs.RecvWorkRequest{{}})
+				if (err != nil) != (k == 4) {
+					t.Errorf("%s: receive %d after the reset: %v", profile, k, err)
+				}
+			}
+		}
+	}
+}
+
+// TestReadPayload hands a READ's data, which came inside the completion, to the buffers of its request.
+func TestReadPayload(t *testing.T) {
+	for _, op := range []verbs.SendOpcode{verbs.OpRDMARead, verbs.OpFetchAdd} {
+		r := pair(t, "mlx5-static")
+		mem, err := hostmem.Alloc(64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { mem.Free() })
+		wr := verbs.SendWorkRequest{WRID: 7, Opcode: op, Flags: verbs.SendSignaled, Atomic: &verbs.Atomic{},
+			SGList: []verbs.SGE{{Addr: mem.Addr() + 1, Length: 3}, {Addr: mem.Addr() + 20, Length: 10}}}
+		code, n := byte(opRDMARead), 13
+		if op == verbs.OpFetchAdd {
+			wr.SGList = wr.SGList[1:]
+			code, n = opAtomicFA, 8
+		}
+		if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{wr}); err != nil {
+			t.Fatal(err)
+		}
+		e := r.cqe(0, 0, 0, cqeRequester, code)
+		e[63] |= cqePayload32
+		copy(e, "ABCDEFGHIJKLM"[:n])
+		binary.BigEndian.PutUint32(e[44:], uint32(n))
+		r.arrive(0, e)
+		var wcs [2]verbs.WorkCompletion
+		if k := r.cqs[0].Poll(wcs[:]); k != 1 || wcs[0].WRID != 7 || wcs[0].Status != verbs.WCSuccess || wcs[0].ByteLen != uint32(n) {
+			t.Fatalf("%v: %d completions, %+v", op, k, wcs[0])
+		}
+		want := make([]byte, mem.Len())
+		if op == verbs.OpRDMARead {
+			copy(want[1:], "ABC")
+			copy(want[20:], "DEFGHIJKLM")
+		} else {
+			copy(want[20:], "ABCDEFGH")
+		}
+		if !bytes.Equal(mem.Bytes()[:64], want[:64]) {
+			t.Errorf("%v: memory %q", op, mem.Bytes()[:64])
+		}
+	}
+}
+
+func TestCQEntriesLimits(t *testing.T) {
+	for _, n := range []int{-1, 0, 1 << 24} {
+		if k, err := CQEntries(n); err == nil {
+			t.Errorf("a queue for %d completions has %d", n, k)
+		}
+	}
+}
