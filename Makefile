@@ -23,7 +23,7 @@ RACE := $(patsubst %,./%/...,$(wildcard completion rdma srp target-emu bench))
 # No cgo in what is shipped; the race detector alone needs it.
 export CGO_ENABLED := 0
 
-.PHONY: help demo binaries bench-peers bench-fio experiments build check vet format lint libcost unit race test guest deps guest-shell fuzz clean
+.PHONY: help demo binaries bench-peers bench-fio soak experiments build check vet format lint libcost unit race test guest deps guest-shell fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ guest: ## only the tests in guests; VMTEST_ONLY=REGEXP chooses by kernel/scenari
 
 deps: ## as root install the Debian packages of the guests, fetch the kernels; else say what is missing
 	@$(VMTEST) deps
+
+soak: binaries ## 100,000 verified commands in every completion mode at QD 1, 32 and 64 against the kernel's target: KERNEL=6.1|6.12
+	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 60m --env LOOPS=100000 --file bin/srp-initiator:/usr/local/bin/srp-initiator --file internal/vmtest/testdata/modes.sh -- sh /root/modes.sh
 
 guest-shell: ## a shell in a guest: KERNEL=6.1|6.12 SCENARIO=srpt (docs/testing.md)
 	@$(VMTEST) shell --kernel $(KERNEL) --scenario $(SCENARIO)

@@ -41,6 +41,7 @@ var guestTests = []guestTest{
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
 	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", timeout: 10 * time.Minute},
 	{scenario: SRPT, script: "initiator.sh", timeout: 10 * time.Minute},
+	{scenario: SRPT, script: "modes.sh", timeout: 10 * time.Minute},
 	{scenario: NetNS4096SRPT, script: "initiator.sh", timeout: 10 * time.Minute},
 	{scenario: RXE, script: "kernel-initiator.sh"},
 	{scenario: NetNS, script: "kernel-initiator.sh"},
