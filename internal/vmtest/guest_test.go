@@ -43,6 +43,7 @@ var guestTests = []guestTest{
 	{scenario: SRPT, script: "initiator.sh", timeout: 10 * time.Minute},
 	{scenario: SRPT, script: "modes.sh", timeout: 10 * time.Minute},
 	{scenario: NetNS4096SRPT, script: "initiator.sh", timeout: 10 * time.Minute},
+	{scenario: RXE, script: "iu-size.sh"},
 	{scenario: RXE, script: "kernel-initiator.sh"},
 	{scenario: NetNS, script: "kernel-initiator.sh"},
 	{scenario: NetNS4096, script: "kernel-initiator.sh"},
