@@ -22,6 +22,7 @@ import (
 	"srp-initiator/completion"
 	"srp-initiator/srp"
 	"srp-initiator/srp/disk"
+	"srp-initiator/srp/scsi"
 )
 
 // Result is what one run of a workload measured. Latencies are from submission to completion.
@@ -75,9 +76,13 @@ type slot struct {
 	gen     uint32
 	write   bool
 	check   bool // the read-back of a write
+	retry   disk.RetryPolicy
 	started time.Time
 	ended   time.Time
 }
+
+// busyLimit is how long a target may answer a command with BUSY or TASK SET FULL.
+const busyLimit = 30 * time.Second
 
 type job struct {
 	r      *runner
@@ -282,6 +287,17 @@ func (j *job) reap(f func(*slot) error) {
 func (j *job) handle(head *slot, f func(*slot) error) {
 	for s := head; s != nil; {
 		n := s.next
+		if s.Error() != nil && !j.r.stop.Load() {
+			// A busy target, a full task set, a unit attention: not the end of a measurement, but its time.
+			if wait, ok := s.retry.Again(&s.Command, busyLimit, func(scsi.Sense) {}); ok {
+				time.Sleep(wait)
+				if err := j.r.s.Submit(&s.Command); err == nil {
+					s = n
+					continue
+				}
+			}
+		}
+		s.retry = disk.RetryPolicy{}
 		j.free = append(j.free, s)
 		if err := f(s); err != nil && j.err == nil {
 			j.err = err

@@ -23,14 +23,14 @@ import (
 )
 
 // open logs in to target-emu over softroce in this process, or in a test guest to the kernel's target.
-func open(t testing.TB, mode completion.Mode, spec string) (*srp.Session, *disk.Disk) {
+func open(t testing.TB, mode completion.Mode, spec string, change ...func(*targetemu.Config)) (*srp.Session, *disk.Disk) {
 	t.Helper()
 	var text string
 	if os.Getenv("VMTEST_GUEST") != "" {
 		addr, id := require.SRPT(t)
 		text = "srp://" + addr + "/" + id
 	} else {
-		text = startTarget(t, spec)
+		text = startTargetWith(t, change, spec)
 	}
 	p, o, err := srp.ParseTarget(text)
 	if err != nil {
@@ -68,6 +68,11 @@ func open(t testing.TB, mode completion.Mode, spec string) (*srp.Session, *disk.
 // startTarget serves one unit per spec, from LUN 0 on.
 func startTarget(t testing.TB, specs ...string) string {
 	t.Helper()
+	return startTargetWith(t, nil, specs...)
+}
+
+func startTargetWith(t testing.TB, change []func(*targetemu.Config), specs ...string) string {
+	t.Helper()
 	f, err := rdma.Open("softroce")
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +101,11 @@ func startTarget(t testing.TB, specs ...string) string {
 			t.Fatal(err)
 		}
 	}
-	target, err := targetemu.New(f.Context(), f.Connector(), targetemu.Config{Listen: netip.AddrPortFrom(g.GID.Addr(), 5555), Units: m, IDExt: 0x1122334455667788, IOCGUID: 0x99aabbccddeeff00})
+	cfg := targetemu.Config{Listen: netip.AddrPortFrom(g.GID.Addr(), 5555), Units: m, IDExt: 0x1122334455667788, IOCGUID: 0x99aabbccddeeff00}
+	for _, f := range change {
+		f(&cfg)
+	}
+	target, err := targetemu.New(f.Context(), f.Connector(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,6 +159,23 @@ func TestVerifyNotices(t *testing.T) {
 	_, err := bench.Run(ctx, s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 4, Jobs: 1, Runtime: 20 * time.Second, Verify: true, Size: 1 << 20})
 	if !errors.Is(err, bench.ErrVerify) {
 		t.Errorf("%v, want a mismatch", err)
+	}
+}
+
+// TestBusyTarget: BUSY, TASK SET FULL and unit attentions cost time, not the run; no byte goes wrong.
+func TestBusyTarget(t *testing.T) {
+	script, err := os.ReadFile("../target-emu/testdata/storm.faults")
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults, err := targetemu.ParseFaults(string(script))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, d := open(t, completion.Interrupt, "ram:16m", func(c *targetemu.Config) { c.Faults = faults })
+	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRW, BlockSize: 4096, Depth: 16, Jobs: 1, Loops: 1000, Verify: true, ReadPct: 50, Size: 1 << 20})
+	if err != nil || r.Verified < 1000 {
+		t.Errorf("%v, %+v", err, r)
 	}
 }
 

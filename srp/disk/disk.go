@@ -445,7 +445,7 @@ type part struct {
 	at     int // in the caller's buffer
 	busy   bool
 	done   atomic.Bool
-	policy retryPolicy
+	policy RetryPolicy
 	resume time.Time // not before
 }
 
@@ -499,7 +499,7 @@ func (t *transfer) run(ctx context.Context, dir srp.Direction, p []byte, off int
 			} else {
 				d.Write(&q.c, off+int64(sent), p[sent:sent+n], fua)
 			}
-			q.c.Queue, q.at, q.policy, q.resume = queue, sent, retryPolicy{}, time.Time{}
+			q.c.Queue, q.at, q.policy, q.resume = queue, sent, RetryPolicy{}, time.Time{}
 			q.busy = true
 			active++
 			sent += n
@@ -537,7 +537,7 @@ func (t *transfer) run(ctx context.Context, dir srp.Direction, p []byte, off int
 			} else if !q.done.Load() {
 				continue
 			} else if e := q.c.Error(); e != nil {
-				if wait, again := q.policy.again(&q.c, s.Options().CommandTimeout, d.unit.attention); again && ctx.Err() == nil {
+				if wait, again := q.policy.Again(&q.c, s.Options().CommandTimeout, d.unit.attention); again && ctx.Err() == nil {
 					q.resume = time.Now().Add(wait)
 					progress = true
 					continue

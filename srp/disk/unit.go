@@ -35,13 +35,13 @@ func (u *Unit) Exec(ctx context.Context, cdb scsi.CDB, dir srp.Direction, data [
 	if len(data) == 0 {
 		c.Dir = srp.NoData
 	}
-	var p retryPolicy
+	var p RetryPolicy
 	for {
 		err := u.Session.Do(ctx, &c)
 		if err == nil {
 			return c.Transferred(), nil
 		}
-		wait, again := p.again(&c, u.Session.Options().CommandTimeout, u.attention)
+		wait, again := p.Again(&c, u.Session.Options().CommandTimeout, u.attention)
 		if !again {
 			return 0, err
 		}
@@ -63,15 +63,16 @@ func (u *Unit) attention(s scsi.Sense) {
 	}
 }
 
-// retryPolicy is the memory of one command's retries.
-type retryPolicy struct {
+// RetryPolicy is the memory of one command's retries; the zero value is for a command that was not sent yet.
+type RetryPolicy struct {
 	attentions, aborted int
 	busy                time.Duration
 	busySince           time.Time
 }
 
-// again decides whether a command that failed is to be sent again, and after what time.
-func (p *retryPolicy) again(c *srp.Command, limit time.Duration, attention func(scsi.Sense)) (time.Duration, bool) {
+// Again decides whether a command that failed is to be sent again, and after what time. limit
+// bounds how long a busy target is asked again (negative: 30 s); attention gets the sense data of unit attentions.
+func (p *RetryPolicy) Again(c *srp.Command, limit time.Duration, attention func(scsi.Sense)) (time.Duration, bool) {
 	if c.Err != nil {
 		return 0, false // the session has done what can be done
 	}
