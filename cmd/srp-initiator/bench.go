@@ -80,6 +80,9 @@ CPU time is this process's: what the target spends is not in it.`,
 			if rounds < 1 || rounds > 1000 {
 				return usagef("--rounds must be 1 to 1000")
 			}
+			if fs.Changed("rounds") && modes == nil {
+				return usagef("--rounds goes with --compare")
+			}
 			return f.with(e, func(c *connection) error {
 				lun, err := l.lun(e.ctx, c.Session)
 				if err != nil {

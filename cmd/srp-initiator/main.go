@@ -31,6 +31,7 @@ const (
 	exitNoTarget = 4 // the target does not answer, or the connection was lost
 	exitRejected = 5 // the target refused the login
 	exitSIGINT   = 130
+	exitSIGPIPE  = 141
 	exitSIGTERM  = 143
 )
 
@@ -41,7 +42,8 @@ const exitText = `Exit codes:
   3  no usable RDMA device (name, rights, limits)
   4  the target does not answer, or the connection was lost
   5  the target refused the login
-  130, 143  ended by SIGINT, SIGTERM after a clean disconnect`
+  130, 143  ended by SIGINT, SIGTERM after a clean disconnect
+  141  standard output was closed by its reader; after a clean disconnect too`
 
 // exitDeadline is when a signal ends the program at the latest; interruptGrace and the disconnect fit in.
 const exitDeadline = 850 * time.Millisecond
@@ -61,7 +63,7 @@ type env struct {
 	ctx    context.Context
 	args   []string
 	stdin  io.Reader
-	stdout io.Writer
+	stdout *output
 	stderr io.Writer
 	json   bool
 	mu     sync.Mutex
@@ -81,12 +83,41 @@ func usagef(format string, a ...any) error { return &usageError{fmt.Errorf(forma
 // interrupted is why the context ends after a signal.
 type interrupted struct{ sig os.Signal }
 
-func (e *interrupted) Error() string { return "interrupted by " + e.sig.String() }
+func (e *interrupted) Error() string {
+	if e.sig == syscall.SIGTERM {
+		return "interrupted by SIGTERM"
+	}
+	return "interrupted by SIGINT"
+}
+
+// output is standard output; it keeps the first error, so that a table that met a full disk is no success.
+type output struct {
+	w   io.Writer
+	mu  sync.Mutex
+	err error
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	n, err := o.w.Write(b)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err == nil {
+		o.err = err
+	}
+	return n, err
+}
+
+func (o *output) failed() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
 
 func main() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
+	signal.Ignore(syscall.SIGPIPE) // else it ends the program at once, and the target keeps a session that nobody answers for
 	go func() {
 		sig := <-sigs
 		cancel(&interrupted{sig})
@@ -108,7 +139,8 @@ func signalCode(sig os.Signal) int {
 }
 
 // run is the program; it returns the exit code.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+func run(ctx context.Context, args []string, stdin io.Reader, out, stderr io.Writer) int {
+	stdout := &output{w: out}
 	if len(args) == 0 {
 		usage(stderr)
 		return exitUsage
@@ -166,6 +198,13 @@ func (v *verb) flagSet(e *env) (*pflag.FlagSet, func(*env) error) {
 // fail reports err, if any, and returns the exit code that it means.
 func (e *env) fail(v *verb, err error) int {
 	e.endProgress()
+	lost := e.stdout.failed()
+	if errors.Is(lost, syscall.EPIPE) && (err == nil || errors.Is(err, syscall.EPIPE)) {
+		return exitSIGPIPE // as a shell sees other programs end there, and as silent
+	}
+	if err == nil {
+		err = lost
+	}
 	if err == nil {
 		return exitOK
 	}

@@ -125,7 +125,9 @@ func TestVerbs(t *testing.T) {
 		{[]string{"probe", "-Z", url}, 2, "unknown"},
 		{[]string{"probe", strings.Replace(url, "abc", "abd", 1)}, 5, "0x00010003"},
 		{[]string{"probe", strings.Replace(url, "5555", "5556", 1)}, 4, "nobody listens"},
-		{[]string{"probe", "srp://127.99.98.97:5555/1", "--connect-timeout", "500ms"}, 4, "127.99.98.97"},
+		{[]string{"probe", "srp://127.99.98.97:5555/1", "--connect-timeout", "500ms"}, 4, "no answer from 127.99.98.97:5555 within 500ms"},
+		{[]string{"raw", url, "12"}, 2, "want 6 to 32"},
+		{[]string{"bench", url, "--rounds", "5"}, 2, "goes with --compare"},
 		{[]string{"probe", url, "--thread", "maybe"}, 2, "y or n"},
 		{[]string{"nonsense"}, 2, "unknown verb"},
 	} {
@@ -208,6 +210,64 @@ func TestSignals(t *testing.T) {
 			if took, code := time.Since(began), cmd.ProcessState.ExitCode(); took > time.Second || code != 128+int(sig) {
 				t.Errorf("%v: %s ended it after %s with code %d: %s", args, sig, took.Round(time.Millisecond), code, errs.String())
 			}
+		}
+	}
+}
+
+// A reader that goes away, as head does, ends the program with a clean disconnect: the session is not left for the target to find dead.
+func TestClosedPipe(t *testing.T) {
+	target := emulate(t, "")
+	for _, args := range [][]string{{"read", target, "--lun", "1"}, {"ls", target}, {"probe", target, "--json"}} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		capture := filepath.Join(t.TempDir(), "pcapng")
+		cmd := command(append(args, "-d", "softroce", "--pcap", capture)...)
+		var errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = w, &errs
+		cmd.Run()
+		w.Close()
+		if code := cmd.ProcessState.ExitCode(); code != exitSIGPIPE || errs.Len() > 0 {
+			t.Errorf("%v: exit code %d, want %d and no word: %s", args, code, exitSIGPIPE, errs.String())
+		}
+		// DREQ is attribute 0x15 of the CM class (7, version 2), method 3 (IBA 16.7).
+		if b, err := os.ReadFile(capture); err != nil || !hasCM(b, 0x15) {
+			t.Errorf("%v: no DREQ among the packets (%v)", args, err)
+		}
+	}
+}
+
+// hasCM tells whether a capture has a CM datagram with that attribute.
+func hasCM(b []byte, attribute byte) bool {
+	for {
+		i := bytes.Index(b, []byte{0x01, 0x07, 0x02, 0x03}) // base version, class, class version, method
+		if i < 0 || len(b) < i+18 {
+			return false
+		}
+		if b[i+16] == 0 && b[i+17] == attribute {
+			return true
+		}
+		b = b[i+4:]
+	}
+}
+
+// What could not be printed is no success.
+func TestFullOutput(t *testing.T) {
+	target := emulate(t, "")
+	for _, args := range [][]string{{"ls", target}, {"ls", target, "--json"}, {"tur", target}, {"read", target}, {"inq", target}} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := command(append(args, "-d", "softroce")...)
+		var errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = full, &errs
+		cmd.Run()
+		full.Close()
+		if code := cmd.ProcessState.ExitCode(); code != exitFailed {
+			t.Errorf("%v: exit code %d, want %d: %s", args, code, exitFailed, errs.String())
 		}
 	}
 }

@@ -39,6 +39,9 @@ a file.`,
 			if err != nil {
 				return &usageError{err}
 			}
+			if cdb.Len() < 6 {
+				return usagef("CDB %q: has %d bytes, want 6 to %d", e.args[1], cdb.Len(), scsi.MaxCDBLen)
+			}
 			c := srp.Command{CDB: cdb}
 			switch {
 			case in >= 0 && data != "":

@@ -59,7 +59,7 @@ func (e *env) read(c *connection, l *lunFlag, offset, length int64, out string) 
 	if length > d.Size()-offset {
 		return usagef("--offset %d and --length %d reach beyond the end of LUN %s at %d", offset, length, lun, d.Size())
 	}
-	w := e.stdout
+	var w io.Writer = e.stdout
 	if out != "-" {
 		file, err := os.Create(out)
 		if err != nil {

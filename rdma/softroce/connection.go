@@ -426,8 +426,12 @@ func (c *connection) Connect(ctx context.Context, p cm.ConnParam) (cm.ConnParam,
 // await waits for the peer. When it does not answer in time, the peer is told that nobody waits any more.
 func (c *connection) await(ctx context.Context, timeout time.Duration) (cmHappening, error) {
 	d := c.d
+	began := time.Now()
 	t := time.NewTimer(timeout)
 	defer t.Stop()
+	silent := func(cause error) error {
+		return fmt.Errorf("no answer from %s within %v: check that it listens, and that UDP port 4791 is not filtered: %w", c.peer, time.Since(began).Round(100*time.Millisecond), cause)
+	}
 	var err error
 	select {
 	case h := <-c.events:
@@ -443,9 +447,12 @@ func (c *connection) await(ctx context.Context, timeout time.Duration) (cmHappen
 	case <-d.done:
 		return cmHappening{}, verbs.ErrClosed
 	case <-ctx.Done():
-		err = ctx.Err()
+		// A caller whose context ends with its timeout learns the same, whichever is first.
+		if err = ctx.Err(); errors.Is(err, context.DeadlineExceeded) {
+			err = silent(err)
+		}
 	case <-t.C:
-		err = fmt.Errorf("no answer from %s within %v: check that it listens, and that UDP port 4791 is not filtered: %w", c.peer, timeout, cm.ErrUnreachable)
+		err = silent(cm.ErrUnreachable)
 	}
 	d.mu.Lock()
 	defer d.unlock()
