@@ -647,7 +647,7 @@ func (ch *channel) response(b []byte) {
 	if err != nil {
 		c.Err = ch.protocolError(err, "response to %s", scsi.CommandName(c.CDB.Bytes()))
 	}
-	if c.length > 0 && c.Residual != 0 {
+	if c.Residual != 0 {
 		ch.stats.Residuals++
 	}
 	ch.finish(slot)
@@ -664,13 +664,15 @@ func (c *Command) take(r *iu.Response) error {
 	if code, ok := r.TaskCode(); ok && code != iu.TaskComplete {
 		return fmt.Errorf("%w: %s", errRspCode, code)
 	}
+	const in, out = iu.InUnderflow | iu.InOverflow, iu.OutUnderflow | iu.OutOverflow
 	under, over, n := r.Flags&iu.InUnderflow, r.Flags&iu.InOverflow, r.InResidual
-	if c.Dir == DataOut {
+	// A residual counts even if it is told for the other direction, or for a command without a buffer: as ib_srp, rather
+	// than take for whole what the target says is not.
+	if r.Flags&out != 0 && (c.Dir == DataOut || r.Flags&in == 0) {
 		under, over, n = r.Flags&iu.OutUnderflow, r.Flags&iu.OutOverflow, r.OutResidual
 	}
 	switch {
-	case c.Dir == NoData:
-	case under != 0:
+	case under != 0 && c.length > 0:
 		if uint64(n) > uint64(c.length) {
 			return fmt.Errorf("%w: %d of %d bytes", errResidual, n, c.length)
 		}

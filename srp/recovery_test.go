@@ -323,6 +323,32 @@ func TestResiduals(t *testing.T) {
 			t.Errorf("read %d: residual %d, transferred %d", i, c.Residual, c.Transferred())
 		}
 	}
+	// READ of a block without a buffer: the target speaks of the block that had no place.
+	c := read10(0, 1, nil)
+	c.Dir = srp.NoData
+	do(t, s, c)
+	if c.Residual != -512 || c.Transferred() != 0 {
+		t.Errorf("no buffer: residual %d, transferred %d; want -512, 0", c.Residual, c.Transferred())
+	}
+}
+
+// A residual that the target tells for the other direction is not lost; with both told, the command's own counts.
+func TestResidualOfOtherDirection(t *testing.T) {
+	w := newWorld(t, withFaults("cmd op=write nth=1 : residual in-under=100\ncmd op=write nth=2 : residual in-over=7\n"+
+		"cmd op=read nth=1 : residual out-under=99\ncmd op=write nth=3 : residual out-under=5 ; flags 0x28"))
+	s := w.login(t)
+	for i, want := range []int64{100, -7, 5} {
+		c := write10(0, 1, make([]byte, 512))
+		do(t, s, c)
+		if c.Residual != want {
+			t.Errorf("write %d: residual %d, want %d", i, c.Residual, want)
+		}
+	}
+	c := read10(0, 1, make([]byte, 512))
+	do(t, s, c)
+	if c.Residual != 99 {
+		t.Errorf("read: residual %d, want 99", c.Residual)
+	}
 }
 
 // The connection breaks under a verified load, again and again; nothing gets lost, done twice, or wrong.
