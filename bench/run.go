@@ -230,17 +230,36 @@ func (j *job) fill(ctx context.Context, at *atomic.Int64) error {
 			r.gens[b] = 1
 			fillPattern(s.buf, s.off, 1, r.w.Seed)
 			if err := j.submit(s); err != nil {
-				return err
+				// What is under way must end before its memory is freed.
+				j.fail(err)
 			}
 		}
 		if len(j.free) == len(j.slots) {
-			return nil
-		}
-		j.reap(func(s *slot) error { return s.Error() })
-		if j.err != nil && len(j.free) == len(j.slots) {
 			return j.err
 		}
+		j.reap((*slot).failure)
 	}
+}
+
+// fail ends the run; the first reason counts.
+func (j *job) fail(err error) {
+	if j.err == nil {
+		j.err = err
+	}
+	j.r.stop.Store(true)
+}
+
+// failure is nil when the command was executed with a good status and all of its data moved, no more and no less.
+func (s *slot) failure() error {
+	switch {
+	case s.Error() != nil:
+		return s.Error()
+	case s.Transferred() != len(s.buf):
+		return fmt.Errorf("bench: %d of %d bytes moved at offset %d", s.Transferred(), len(s.buf), s.off)
+	case s.Residual < 0:
+		return fmt.Errorf("bench: the target speaks of %d bytes more than the command's %d at offset %d", -s.Residual, len(s.buf), s.off)
+	}
+	return nil
 }
 
 func (j *job) take() *slot {
@@ -299,9 +318,8 @@ func (j *job) handle(head *slot, f func(*slot) error) {
 		}
 		s.retry = disk.RetryPolicy{}
 		j.free = append(j.free, s)
-		if err := f(s); err != nil && j.err == nil {
-			j.err = err
-			j.r.stop.Store(true)
+		if err := f(s); err != nil {
+			j.fail(err)
 		}
 		s = n
 	}
@@ -434,9 +452,9 @@ func (j *job) loop() error {
 			s := j.take()
 			j.choose(s)
 			if err := j.submit(s); err != nil {
-				r.stop.Store(true)
+				j.fail(err)
 				j.drain()
-				return err
+				return j.err
 			}
 			if interval > 0 {
 				due = due.Add(interval)
@@ -523,11 +541,8 @@ func (j *job) choose(s *slot) {
 
 // finished counts a done slot. With Verify a write is read back at once, by a command that counts too.
 func (j *job) finished(s *slot) error {
-	if err := s.Error(); err != nil {
+	if err := s.failure(); err != nil {
 		return err
-	}
-	if s.Transferred() != len(s.buf) {
-		return fmt.Errorf("bench: %d of %d bytes moved at offset %d", s.Transferred(), len(s.buf), s.off)
 	}
 	if gap := s.ended.Sub(j.last); gap > j.stall && j.r.measuring.Load() {
 		j.stall = gap

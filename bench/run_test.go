@@ -179,6 +179,32 @@ func TestBusyTarget(t *testing.T) {
 	}
 }
 
+// TestResidualsEndARun: a good status is not enough, not even while the range is filled.
+func TestResidualsEndARun(t *testing.T) {
+	for _, c := range []struct {
+		script, want string
+		pattern      bench.Pattern
+		verify       bool
+	}{
+		{"cmd op=write nth=20 : residual out-under=512", "3584 of 4096 bytes", bench.RandRead, true}, // filling
+		{"cmd op=write nth=20 : residual out-over=512", "512 bytes more", bench.RandWrite, false},
+		{"cmd op=write nth=20 : residual in-under=512", "3584 of 4096 bytes", bench.RandWrite, false}, // told for the other direction
+		{"cmd op=read nth=20 : residual in-under=4096", "0 of 4096 bytes", bench.RandRead, false},
+		{"cmd op=read nth=20 : residual in-over=4294967295", "4294967295 bytes more", bench.RandRead, false},
+	} {
+		faults, err := targetemu.ParseFaults(c.script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, d := open(t, completion.Interrupt, "ram:16m", func(cfg *targetemu.Config) { cfg.Faults = faults })
+		_, err = bench.Run(t.Context(), s, d, bench.Workload{Pattern: c.pattern, BlockSize: 4096, Depth: 4, Jobs: 2, Loops: 200, Verify: c.verify, Seed: 1, Size: 1 << 20})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want an error with %q", c.script, err, c.want)
+		}
+		s.Close()
+	}
+}
+
 func TestRate(t *testing.T) {
 	s, d := open(t, completion.Adaptive, "ram:16m")
 	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 512, Depth: 4, Jobs: 2, Runtime: time.Second, Rate: 400, Warmup: 100 * time.Millisecond})
