@@ -424,6 +424,27 @@ func TestVerify(t *testing.T) {
 	i.check(scsi.Verify10(0, 1, 2), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
 }
 
+// A file that was cut short is not taken for what the scratch memory happens to hold, and zeros that were asked for are there.
+func TestFileCutShort(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	u := newUnit(t, "file:"+path+",size=1m", Config{})
+	i := attach(t, newMap(t, u), 1)
+	data := bytes.Repeat([]byte{7}, 16*512)
+	i.good(scsi.Write10(16, 16), data)
+	i.good(scsi.Verify10(16, 16, 1), data)
+	if err := os.Truncate(path, 16*512); err != nil {
+		t.Fatal(err)
+	}
+	i.check(scsi.Read10(16, 16), nil, scsi.MediumError, scsi.ASCUnrecoveredRead)
+	i.check(scsi.Verify10(16, 16, 1), data, scsi.MediumError, scsi.ASCUnrecoveredRead)
+	i.check(scsi.Verify16(16, 16, 3), data[:512], scsi.MediumError, scsi.ASCUnrecoveredRead)
+	i.check(scsi.Verify10(15, 17, 1), append(make([]byte, 512), data...), scsi.MediumError, scsi.ASCUnrecoveredRead)
+	i.good(scsi.WriteSame16(16, 16, false, false), make([]byte, 512))
+	if got := i.good(scsi.Read10(16, 16), nil); !allZero(got) || len(got) != 16*512 {
+		t.Errorf("%d bytes, all zero: %t", len(got), allZero(got))
+	}
+}
+
 // TestCompareAndWriteIsAtomic lets many initiators count in one block: every increment must be seen once.
 func TestCompareAndWriteIsAtomic(t *testing.T) {
 	u := newUnit(t, "ram:1m", Config{})

@@ -335,15 +335,25 @@ func (f *file) Sync() error {
 	if f.ro {
 		return nil
 	}
-	return unix.Fdatasync(int(f.f.Fd()))
+	return uninterrupted(func() error { return unix.Fdatasync(int(f.f.Fd())) })
+}
+
+// uninterrupted repeats a call that a signal broke off, as the runtime's own, which end long computations, do.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
 }
 
 func (f *file) Zero(off, n int64, deallocate bool) error {
-	mode := uint32(unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE)
+	// Without FALLOC_FL_KEEP_SIZE: if the file was cut short meanwhile, the zeros must be there to be read.
+	mode := uint32(unix.FALLOC_FL_ZERO_RANGE)
 	if deallocate {
 		mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	}
-	err := unix.Fallocate(int(f.f.Fd()), mode, off, n)
+	err := uninterrupted(func() error { return unix.Fallocate(int(f.f.Fd()), mode, off, n) })
 	if err == nil || err != unix.EOPNOTSUPP && err != unix.ENOSYS {
 		return err
 	}

@@ -3,7 +3,6 @@ package lun
 import (
 	"bytes"
 	"errors"
-	"io"
 	"syscall"
 
 	"srp-initiator/srp/scsi"
@@ -262,9 +261,9 @@ func (t *Task) compare(p []byte, off int64) bool {
 	for len(p) > 0 {
 		n := min(len(p), len(t.Scratch))
 		u.lock(off, int64(n), false)
-		_, err := u.store.ReadAt(t.Scratch[:n], off)
+		got, err := u.store.ReadAt(t.Scratch[:n], off)
 		u.unlock(off, int64(n), false)
-		if err != nil && err != io.EOF {
+		if got < n {
 			t.storeError(err, false, off)
 			return false
 		}
