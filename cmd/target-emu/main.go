@@ -244,6 +244,12 @@ func writeStats(w io.Writer, s targetemu.Stats, asJSON bool) {
 
 // config checks the command line.
 func (o *options) config(seedSet bool) (*targetemu.Config, error) {
+	// In a Config 0 means the default; whoever writes it here means none, which no target can do.
+	for name, v := range map[string]int{"request-limit": o.limit, "max-iu": o.maxIU, "max-channels": o.maxChannels, "max-sessions": o.maxSessions, "formats": int(o.formats)} {
+		if v == 0 {
+			return nil, bad("--%s 0: want more than nothing (see --help)", name)
+		}
+	}
 	c := &targetemu.Config{
 		ACL: o.acl, Units: &lun.Map{Simple: o.simple}, RequestLimit: o.limit, MaxITIULen: o.maxIU, MaxChannels: o.maxChannels, MaxSessions: o.maxSessions,
 		SingleChannel: o.single, NoImmediate: o.noImm, AnyPort: true,

@@ -20,7 +20,7 @@ func TestWrongArguments(t *testing.T) {
 	}
 	for _, args := range []string{
 		"--nonsense", "argument", "--lun 0", "--lun x=ram:1m", "--lun 0=ram:1x", "--lun 0=ram:1m --lun 0=ram:1m", "--completion direct", "--completion foo", "--id-ext xyz", "--id-ext 0",
-		"--acl foo", "--listen foo", "--faults " + script, "--faults /nonexistent/file", "--request-limit 1", "--max-iu 10", "--formats 8", "--max-channels -1", "--poll-weight -1",
+		"--acl foo", "--listen foo", "--faults " + script, "--faults /nonexistent/file", "--request-limit 1", "--max-iu 10", "--formats 8", "--max-channels -1", "--request-limit 0", "--max-iu 0", "--max-channels 0", "--max-sessions 0", "--formats 0", "--poll-weight -1",
 		"--device softroce:foo", "--pcap /nonexistent/dir/file",
 	} {
 		err := run(strings.Fields(args), io.Discard, io.Discard)
