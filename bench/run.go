@@ -310,10 +310,12 @@ func (j *job) handle(head *slot, f func(*slot) error) {
 			// A busy target, a full task set, a unit attention: not the end of a measurement, but its time.
 			if wait, ok := s.retry.Again(&s.Command, busyLimit, func(scsi.Sense) {}); ok {
 				time.Sleep(wait)
-				if err := j.r.s.Submit(&s.Command); err == nil {
+				err := j.r.s.Submit(&s.Command)
+				if err == nil {
 					s = n
 					continue
 				}
+				s.Err = err // Submit has cleared what the last try had to say
 			}
 		}
 		s.retry = disk.RetryPolicy{}

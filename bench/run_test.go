@@ -205,6 +205,20 @@ func TestResidualsEndARun(t *testing.T) {
 	}
 }
 
+// TestNoWayToTryAgain: a command that got BUSY and cannot be sent again, because the session has ended meanwhile, is no success.
+func TestNoWayToTryAgain(t *testing.T) {
+	faults, err := targetemu.ParseFaults("cmd op=read : status busy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, d := open(t, completion.Interrupt, "ram:16m", func(cfg *targetemu.Config) { cfg.Faults = faults })
+	time.AfterFunc(100*time.Millisecond, func() { s.Close() })
+	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 1, Jobs: 1, Loops: 1, Size: 1 << 20})
+	if !errors.Is(err, srp.ErrClosed) {
+		t.Errorf("%v, %+v; want %v", err, r, srp.ErrClosed)
+	}
+}
+
 func TestRate(t *testing.T) {
 	s, d := open(t, completion.Adaptive, "ram:16m")
 	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 512, Depth: 4, Jobs: 2, Runtime: time.Second, Rate: 400, Warmup: 100 * time.Millisecond})
