@@ -46,7 +46,7 @@ Examples:
 Devices: %s
 LUNs:    N=ram:SIZE, N=null:SIZE, N=file:PATH, each with options: ,bs=512|4096 ,ro ,serial=TEXT ,product=TEXT,
          for files also ,size=SIZE. SIZE: bytes, or with k, m, g, t.
-Exit:    0 after SIGINT or SIGTERM, 1 when serving failed, 2 for a wrong argument.
+Exit:    0 after SIGINT or SIGTERM, 1 when the device cannot be used or serving failed, 2 for a wrong argument.
 
 Flags:
 `
@@ -325,7 +325,7 @@ func (o *options) units(m *lun.Map) (units []*lun.Unit, err error) {
 		}
 		st, err := lun.OpenStore(sp)
 		if err != nil {
-			return units, fmt.Errorf("--lun %s: %w", s, err)
+			return units, bad("--lun %s: %w", s, err)
 		}
 		serial := sp.Serial
 		if serial == "" {

@@ -19,7 +19,7 @@ func TestWrongArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, args := range []string{
-		"--nonsense", "argument", "--lun 0", "--lun x=ram:1m", "--lun 0=ram:1x", "--lun 0=ram:1m --lun 0=ram:1m", "--completion direct", "--completion foo", "--id-ext xyz", "--id-ext 0",
+		"--nonsense", "argument", "--lun 0", "--lun 0=file:/nonexistent/file", "--lun x=ram:1m", "--lun 0=ram:1x", "--lun 0=ram:1m --lun 0=ram:1m", "--completion direct", "--completion foo", "--id-ext xyz", "--id-ext 0",
 		"--acl foo", "--listen foo", "--faults " + script, "--faults /nonexistent/file", "--request-limit 1", "--max-iu 10", "--formats 8", "--max-channels -1", "--request-limit 0", "--max-iu 0", "--max-channels 0", "--max-sessions 0", "--formats 0", "--poll-weight -1",
 		"--device softroce:foo", "--pcap /nonexistent/dir/file",
 	} {
