@@ -126,9 +126,10 @@ const (
 )
 
 // newChannel makes the queue pair and everything around it for an admitted login.
-func (t *Target) newChannel(n *nexus, number int, conn cm.Conn, req *iu.LoginReq, rsp *iu.LoginRsp) (ch *channel, err error) {
-	limit := max(int(rsp.ReqLimDelta), t.cfg.RequestLimit)
-	ch = &channel{
+func (t *Target) newChannel(n *nexus, number int, conn cm.Conn, req *iu.LoginReq, rsp *iu.LoginRsp) (_ *channel, err error) {
+	// A fault may promise more credits than a channel can have.
+	limit := max(min(int(rsp.ReqLimDelta), MaxRequestLimit), t.cfg.RequestLimit)
+	ch := &channel{
 		t: t, nexus: n, number: number, conn: conn, from: peerAddr(conn), limit: int64(rsp.ReqLimDelta),
 		rxLen: (t.cfg.MaxITIULen + 63) &^ 63, recvDepth: limit + spareReceives, maxTI: int(min(req.ITIULen, rsp.MaxTIIULen, txLen)),
 		stop: make(chan struct{}), done: make(chan struct{}), units: map[uint32]*chanUnit{},

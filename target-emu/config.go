@@ -19,6 +19,8 @@ const (
 	DefaultPort = 5555
 	// DefaultRequestLimit is what ib_srpt grants.
 	DefaultRequestLimit = 128
+	// MaxRequestLimit bounds the buffers of a channel.
+	MaxRequestLimit = 4096
 	// DefaultMaxITIULen is ib_srpt's srp_max_req_size: 8 KiB of immediate data at offset 80 and a descriptor.
 	DefaultMaxITIULen = 8276
 	// MaxITIULen bounds the receive memory of a channel.
@@ -101,8 +103,8 @@ func (c *Config) fill() error {
 	switch {
 	case c.Units == nil:
 		return errors.New("targetemu: no logical units")
-	case c.RequestLimit < 2 || c.RequestLimit > 4096:
-		return fmt.Errorf("targetemu: request limit %d: want 2 to 4096 (an initiator keeps one for task management)", c.RequestLimit)
+	case c.RequestLimit < 2 || c.RequestLimit > MaxRequestLimit:
+		return fmt.Errorf("targetemu: request limit %d: want 2 to %d (an initiator keeps one for task management)", c.RequestLimit, MaxRequestLimit)
 	case c.MaxITIULen < iu.MinITIULen || c.MaxITIULen > MaxITIULen:
 		return fmt.Errorf("targetemu: IU length %d: want %d to %d bytes", c.MaxITIULen, iu.MinITIULen, MaxITIULen)
 	case c.MaxChannels < 1 || c.MaxSessions < 1:

@@ -64,11 +64,11 @@ type nexus struct {
 }
 
 // New makes a target port on ctx and starts listening; Serve takes the logins.
-func New(ctx verbs.Context, conn cm.Connector, cfg Config) (t *Target, err error) {
+func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
-	t = &Target{
+	t := &Target{
 		ctx: ctx, conn: conn, cfg: cfg, stopping: make(chan struct{}), quit: make(chan struct{}), tmWake: make(chan struct{}, 1),
 		nexuses: map[iu.PortID]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{},
 	}

@@ -441,6 +441,50 @@ func TestLoginResponse(t *testing.T) {
 	s.good(s.recv(), 7)
 }
 
+// Two targets cannot listen on one port; the second is refused and leaves nothing behind.
+func TestPortTaken(t *testing.T) {
+	r := newRig(t, Config{}, "")
+	for range 2 {
+		_, err := New(r.fabric.Context(), r.fabric.Connector(), Config{Units: r.target.cfg.Units, Listen: r.target.Addr()})
+		if err == nil || !strings.Contains(err.Error(), r.target.Addr().String()) {
+			t.Fatalf("%v; want an error that names %s", err, r.target.Addr())
+		}
+	}
+	p := r.login(openFabric(t), 1, false)
+	p.send(cmdBytes(1, 0, 0))
+	p.good(p.recv(), 1)
+}
+
+// A device that has nothing left for a channel refuses that login, whatever runs out first, and serves the others.
+func TestNothingLeftForAChannel(t *testing.T) {
+	r := newRig(t, Config{}, "login nth=3 : limit 2147483647")
+	f := openFabric(t)
+	old := r.login(f, 1, false)
+	var taken []verbs.CompletionQueue
+	for {
+		cq, err := r.fabric.Context().CreateCQ(verbs.CQInit{Capacity: 1})
+		if err != nil {
+			break
+		}
+		taken = append(taken, cq)
+	}
+	rej := newPeer(t, f).connect(r, loginBytes(2, r.target.PortID(), false))
+	if rej == nil || rej[0] != 0xc2 || be.Uint32(rej[4:]) != 0x10001 {
+		t.Errorf("LOGIN_REJ % x, want reason 10001", rej)
+	}
+	old.send(cmdBytes(1, 0, 0))
+	old.good(old.recv(), 1)
+	for _, cq := range taken {
+		if err := cq.Destroy(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The third login's response promises more credits than any memory holds buffers for.
+	p := r.login(f, 2, false)
+	p.send(cmdBytes(2, 0, 0))
+	p.good(p.recv(), 2)
+}
+
 func TestLoginRejections(t *testing.T) {
 	r := newRig(t, Config{MaxChannels: 2, MaxSessions: 3, ACL: []string{"00000000000000000000000000000001", "0000000000000002"}}, "")
 	f := openFabric(t)
