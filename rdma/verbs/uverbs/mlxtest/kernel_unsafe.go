@@ -503,6 +503,8 @@ func (d *device) destroyQP(h uint32) (uint32, unix.Errno) {
 	if q == nil {
 		return 0, unix.EINVAL
 	}
+	// A doorbell that was rung before the command must not be taken for one that was rung after it.
+	d.fam.scan(d)
 	for _, w := range d.windows {
 		if w.region != nil && w.qp == q {
 			w.unbind()
