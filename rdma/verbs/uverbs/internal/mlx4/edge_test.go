@@ -109,7 +109,7 @@ func TestGarbageFields(t *testing.T) {
 		{verbs.OpCompareSwap, "00000011" + "00000004" + "0000000000000000" + remote + "0000000000000bbb" + "0000000000000aaa"},
 		{verbs.OpFetchAdd, "00000012" + "00000004" + "0000000000000000" + remote + "0000000000000aaa" + "0000000000000000"},
 	} {
-		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0x55667788, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
+		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0x55667789, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
 			Atomic: &verbs.Atomic{CompareAdd: 0xaaa, Swap: 0xbbb}, SGList: sge}}); err != nil {
 			t.Fatal(err)
 		}
@@ -122,14 +122,12 @@ func TestGarbageFields(t *testing.T) {
 
 // TestPurge resets one of two queue pairs whose completions are mixed in one queue, at the ring's end too.
 func TestPurge(t *testing.T) {
-	for _, start := range []uint32{0, 12} {
+	for _, start := range []uint32{0, 8, 12} {
 		r := pair(t)
 		r.cqs[0].ci = start
 		size := len(r.cqBuf[0]) / 16
-		if start > 0 { // the lap before left its owner bits
-			for i := range 16 {
-				r.cqBuf[0][i*size+int(r.cqs[0].tail)+31] &^= cqeOwner
-			}
+		for i := range int(start) { // read in this lap
+			r.cqBuf[0][i*size+int(r.cqs[0].tail)+31] &^= cqeOwner
 		}
 		for i, q := range r.qps {
 			for k := range 4 {
@@ -145,6 +143,9 @@ func TestPurge(t *testing.T) {
 			copy(r.cqBuf[0][int(at&15)*size:], e)
 		}
 		r.Modify(0, verbs.QPReset)
+		if got := binary.BigEndian.Uint32(r.cqRec[0]); got != start+3 {
+			t.Errorf("consumer index %d after the reset, want %d", got, start+3)
+		}
 		var wcs [8]verbs.WorkCompletion
 		if n := r.cqs[0].Poll(wcs[:]); n != 3 {
 			t.Fatalf("%d completions left, want 3", n)
@@ -159,10 +160,15 @@ func TestPurge(t *testing.T) {
 		}
 		r.Modify(0, verbs.QPInitState)
 		for k := range 5 {
-			_, err := r.qps[0].PostRecv([]verbs.RecvWorkRequest{{}})
+			_, err := r.qps[0].PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(20 + k)}})
 			if (err != nil) != (k == 4) {
 				t.Errorf("receive %d after the reset: %v", k, err)
 			}
+		}
+		at := start + 6
+		copy(r.cqBuf[0][int(at&15)*size:], r.RecvCQE(0, at))
+		if n := r.cqs[0].Poll(wcs[:]); n != 1 || wcs[0].WRID != 20 {
+			t.Errorf("%d completions after the reset, %+v", n, wcs[0])
 		}
 	}
 }
@@ -171,6 +177,52 @@ func TestCQEntriesLimits(t *testing.T) {
 	for _, n := range []int{-1, 0, 1 << 22} {
 		if k, err := CQEntries(n); err == nil {
 			t.Errorf("a queue for %d completions has %d", n, k)
+		}
+	}
+}
+
+// TestStampedRing looks at a whole new ring: each entry software's, its lines after the first marked.
+func TestStampedRing(t *testing.T) {
+	r := &rig{}
+	t.Cleanup(r.Close)
+	l, err := SizeQP(verbs.QPCap{MaxSendWR: 5, MaxSendSGE: 8}, recordedLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, buf := &QP{}, r.alloc(l.Bytes)
+	q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(r.alloc(4)), addr(r.alloc(4096)), &blueFlame{}, false)
+	q.beforeInit()
+	if l.SendShift != 8 {
+		t.Fatalf("entries of %d bytes", 1<<l.SendShift)
+	}
+	for i := range l.SendCount {
+		e := buf[l.SendOffset+i<<l.SendShift:][:256]
+		if got := hex.EncodeToString(e[:8]); got != "8000000000000010" {
+			t.Errorf("entry %d: %s", i, got)
+		}
+		for o := 64; o < 256; o += 64 {
+			if got := hex.EncodeToString(e[o:][:8]); got != "ffffffff00000000" {
+				t.Errorf("entry %d at %d: %s", i, o, got)
+			}
+		}
+	}
+	for i := range l.SendCount { // a request stamps the one entry that is next to be the adapter's
+		clear(buf[l.SendOffset+i<<l.SendShift:][64:256])
+	}
+	send := []verbs.SendWorkRequest{{Opcode: verbs.OpSend}, {Opcode: verbs.OpSend}, {Opcode: verbs.OpSend}}
+	for n := 0; n < l.SendCount+6; n += 4 { // one, then three at once
+		for _, chain := range [][]verbs.SendWorkRequest{send[:1], send} {
+			q.sentPub.Store(q.head)
+			if _, err := q.PostSend(chain); err != nil {
+				t.Fatal(err)
+			}
+			for i := range l.SendCount {
+				// An entry that has been posted again says itself how far it reaches: one line.
+				stamped := buf[l.SendOffset+i<<l.SendShift+64] == 0xff
+				if want := i >= l.SendSpare && i < int(q.head)+l.SendSpare; stamped != want {
+					t.Errorf("after %d requests entry %d is stamped: %v", q.head, i, stamped)
+				}
+			}
 		}
 	}
 }

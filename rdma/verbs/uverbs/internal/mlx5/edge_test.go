@@ -121,7 +121,7 @@ func TestGarbageFields(t *testing.T) {
 		{verbs.OpCompareSwap, "110001a3040000000000000000" + "1122334455667788" + "0099880000000000" + "0000000000000bbb" + "0000000000000aaa"},
 		{verbs.OpFetchAdd, "120001a3040000000000000000" + "1122334455667788" + "0099880000000000" + "0000000000000aaa" + "0000000000000000"},
 	} {
-		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0x55667788, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
+		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0x55667789, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
 			Atomic: &verbs.Atomic{CompareAdd: 0xaaa, Swap: 0xbbb}, SGList: sge}}); err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +135,7 @@ func TestGarbageFields(t *testing.T) {
 // TestPurge resets one of two queue pairs whose completions are mixed in one queue, at the ring's end too.
 func TestPurge(t *testing.T) {
 	for _, profile := range []string{"mlx5-static", "mlx5-legacy"} {
-		for _, start := range []uint32{0, 12} {
+		for _, start := range []uint32{0, 8, 12} {
 			r := pair(t, profile)
 			r.cqs[0].ci = start
 			mem, err := hostmem.Alloc(64)
@@ -157,6 +157,9 @@ func TestPurge(t *testing.T) {
 				r.arrive(int(at&15), e)
 			}
 			r.qps[0].moved(verbs.QPReset)
+			if got := binary.BigEndian.Uint32(r.cqRec[0]); got != start+3 {
+				t.Errorf("%s: consumer index %d after the reset, want %d", profile, got, start+3)
+			}
 			var wcs [8]verbs.WorkCompletion
 			n := r.cqs[0].Poll(wcs[:])
 			if n != 3 {
@@ -172,52 +175,71 @@ func TestPurge(t *testing.T) {
 			}
 			r.qps[0].moved(verbs.QPInitState)
 			for k := range 5 {
-				_, err := r.qps[0].PostRecv([]verbs.RecvWorkRequest{{}})
+				_, err := r.qps[0].PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(20 + k)}})
 				if (err != nil) != (k == 4) {
 					t.Errorf("%s: receive %d after the reset: %v", profile, k, err)
 				}
+			}
+			at := start + 6
+			r.arrive(int(at&15), r.RecvCQE(0, at))
+			if n := r.cqs[0].Poll(wcs[:]); n != 1 || wcs[0].WRID != 20 {
+				t.Errorf("%s: %d completions after the reset, %+v", profile, n, wcs[0])
 			}
 		}
 	}
 }
 
-// TestReadPayload hands a READ's data, which came inside the completion, to the buffers of its request.
+// TestReadPayload hands data that came inside the completion to the buffers of the READ or atomic operation.
 func TestReadPayload(t *testing.T) {
-	for _, op := range []verbs.SendOpcode{verbs.OpRDMARead, verbs.OpFetchAdd} {
+	const data = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	for _, c := range []struct {
+		op     verbs.SendOpcode
+		code   byte
+		size   int // of a completion
+		n      int
+		status verbs.WCStatus
+		want   [2]string // at 1 and 20
+	}{
+		{verbs.OpRDMARead, opRDMARead, 64, 13, verbs.WCSuccess, [2]string{"ABC", "DEFGHIJKLM"}},
+		{verbs.OpRDMARead, opRDMARead, 128, 13, verbs.WCSuccess, [2]string{"ABC", "DEFGHIJKLM"}},
+		{verbs.OpRDMARead, opRDMARead, 64, 14, verbs.WCLocalLengthError, [2]string{"ABC", "DEFGHIJKLM"}},
+		{verbs.OpFetchAdd, opAtomicFA, 64, 8, verbs.WCSuccess, [2]string{"", "ABCDEFGH"}},
+		{verbs.OpCompareSwap, opAtomicCS, 128, 8, verbs.WCSuccess, [2]string{"", "ABCDEFGH"}},
+	} {
 		r := pair(t, "mlx5-static")
+		ring := r.alloc(16 * c.size)
+		r.cqs[0].init(addr(ring), addr(r.alloc(8)), 16, c.size, &r.table, false)
 		mem, err := hostmem.Alloc(64)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { mem.Free() })
-		wr := verbs.SendWorkRequest{WRID: 7, Opcode: op, Flags: verbs.SendSignaled, Atomic: &verbs.Atomic{},
+		wr := verbs.SendWorkRequest{WRID: 7, Opcode: c.op, Flags: verbs.SendSignaled, Atomic: &verbs.Atomic{},
 			SGList: []verbs.SGE{{Addr: mem.Addr() + 1, Length: 3}, {Addr: mem.Addr() + 20, Length: 10}}}
-		code, n := byte(opRDMARead), 13
-		if op == verbs.OpFetchAdd {
-			wr.SGList = wr.SGList[1:]
-			code, n = opAtomicFA, 8
+		if c.op != verbs.OpRDMARead {
+			wr.SGList[0].Length = 0 // left out
 		}
-		if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{wr}); err != nil {
+		if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{wr, wr}); err != nil {
 			t.Fatal(err)
 		}
-		e := r.cqe(0, 0, 0, cqeRequester, code)
-		e[63] |= cqePayload32
-		copy(e, "ABCDEFGHIJKLM"[:n])
-		binary.BigEndian.PutUint32(e[44:], uint32(n))
-		r.arrive(0, e)
-		var wcs [2]verbs.WorkCompletion
-		if k := r.cqs[0].Poll(wcs[:]); k != 1 || wcs[0].WRID != 7 || wcs[0].Status != verbs.WCSuccess || wcs[0].ByteLen != uint32(n) {
-			t.Fatalf("%v: %d completions, %+v", op, k, wcs[0])
-		}
-		want := make([]byte, mem.Len())
-		if op == verbs.OpRDMARead {
-			copy(want[1:], "ABC")
-			copy(want[20:], "DEFGHIJKLM")
+		e := r.cqe(0, 0, 0, cqeRequester, c.code)
+		d := e[c.size-64:]
+		if copy(e, data[:c.n]); c.size == 128 {
+			d[63] |= cqePayload64
 		} else {
-			copy(want[20:], "ABCDEFGH")
+			d[63] |= cqePayload32
 		}
-		if !bytes.Equal(mem.Bytes()[:64], want[:64]) {
-			t.Errorf("%v: memory %q", op, mem.Bytes()[:64])
+		binary.BigEndian.PutUint32(d[44:], uint32(c.n))
+		copy(ring, e)
+		var wcs [2]verbs.WorkCompletion
+		if k := r.cqs[0].Poll(wcs[:]); k != 1 || wcs[0].WRID != 7 || wcs[0].Status != c.status || wcs[0].ByteLen != uint32(c.n) {
+			t.Fatalf("%v: %d completions, %+v", c.op, k, wcs[0])
+		}
+		want := make([]byte, 64)
+		copy(want[1:], c.want[0])
+		copy(want[20:], c.want[1])
+		if !bytes.Equal(mem.Bytes()[:64], want) {
+			t.Errorf("%v: memory %q", c.op, mem.Bytes()[:64])
 		}
 	}
 }
