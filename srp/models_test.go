@@ -61,6 +61,7 @@ func TestModels(t *testing.T) {
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they mostly wait
 			cmd := exec.Command(os.Args[0], args...)
 			cmd.Env = append(os.Environ(), "SRP_TEST_DEVICE="+name)
 			out, err := cmd.CombinedOutput()
