@@ -90,7 +90,9 @@ guest: ## only the tests in guests; VMTEST_ONLY=REGEXP chooses by kernel/scenari
 deps: ## as root install the Debian packages of the guests, fetch the kernels; else say what is missing
 	@$(VMTEST) deps
 
-soak: binaries ## 100,000 verified commands in every completion mode at QD 1, 32 and 64 against the kernel's target: KERNEL=6.1|6.12
+soak: binaries ## against the kernel's target: 100,000 verified commands per mode and depth, 200 logins (half an hour); KERNEL=6.1|6.12
+	$(GO) test -c -o bin/srp.test ./srp
+	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 10m --file bin/srp.test -- /root/srp.test -test.v -test.run 'LoginLoop|Load|ReadWrite'
 	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 60m --env LOOPS=100000 --file bin/srp-initiator:/usr/local/bin/srp-initiator --file internal/vmtest/testdata/modes.sh -- sh /root/modes.sh
 
 guest-shell: ## a shell in a guest: KERNEL=6.1|6.12 SCENARIO=srpt (docs/testing.md)

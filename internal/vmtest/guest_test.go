@@ -23,6 +23,7 @@ type guestTest struct {
 	pkg      string        // package whose compiled tests run, relative to the module's root; or
 	script   string        // shell script of testdata/ that runs, with srp-initiator and target-emu in PATH when the module has them
 	match    string        // -test.run pattern for pkg; empty: all its tests
+	short    bool          // -test.short for pkg
 	peer     bool          // run in the network namespace "peer"
 	timeout  time.Duration // 0: five minutes
 }
@@ -39,7 +40,7 @@ var guestTests = []guestTest{
 	{scenario: RXE4096, pkg: "rdma/verbs/uverbs", match: "TestRXE$/rxe1"},
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
-	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", timeout: 10 * time.Minute},
+	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", short: true, timeout: 10 * time.Minute},
 	{scenario: SRPT, script: "initiator.sh", timeout: 10 * time.Minute},
 	{scenario: SRPT, script: "modes.sh", timeout: 10 * time.Minute},
 	{scenario: NetNS4096SRPT, script: "initiator.sh", timeout: 10 * time.Minute},
@@ -133,6 +134,9 @@ func (g *guestTest) program(out *bytes.Buffer) Program {
 	p.Argv = append(p.Argv, "./"+binary(g.pkg), "-test.v", fmt.Sprintf("-test.timeout=%s", timeout-5*time.Second))
 	if g.match != "" {
 		p.Argv = append(p.Argv, "-test.run="+g.match)
+	}
+	if g.short {
+		p.Argv = append(p.Argv, "-test.short")
 	}
 	return p
 }
