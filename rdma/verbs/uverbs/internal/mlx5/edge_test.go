@@ -31,7 +31,7 @@ func pair(t *testing.T, profile string) *rig {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q := &QP{qpn: 0x1a3 + i, rsn: i}
+		q := &QP{qpn: 0x1a3 + i, rsn: (1 - i) * 0xffffff}
 		if profile == "mlx5-legacy" {
 			q.rsn = q.qpn
 		}
@@ -101,6 +101,14 @@ func TestBindWindow(t *testing.T) {
 	if w.key != 0x1ee804 {
 		t.Errorf("the window's key is %#x", w.key)
 	}
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpLocalInv, ImmData: w.key}}); err != nil {
+		t.Fatal(err)
+	}
+	want := "00000c250001a30800000020001ee80498000000000000000000000020006000" + strings.Repeat("00", 32) +
+		"40000000ffffff00" + strings.Repeat("00", 56)
+	if got := hex.EncodeToString(r.SQ(0)[4*192:][:128]); got != want {
+		t.Errorf("LOCAL_INV:\n%s, want\n%s", got, want)
+	}
 	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: region{}}}}); err == nil {
 		t.Error("a bind of no bytes was accepted")
 	}
@@ -130,12 +138,19 @@ func TestGarbageFields(t *testing.T) {
 			t.Errorf("%v: %s, want %s", c.op, got, want)
 		}
 	}
+	if _, err := q.PostRecv([]verbs.RecvWorkRequest{{SGList: sge}, {}}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "00000008001ee7000000100000000000" + "00000000000001000000000000000000" + "00000000000001000000000000000000"
+	if got := hex.EncodeToString(r.RQ(0)[:48]); got != want {
+		t.Errorf("receives: %s, want %s", got, want)
+	}
 }
 
 // TestPurge resets one of two queue pairs whose completions are mixed in one queue, at the ring's end too.
 func TestPurge(t *testing.T) {
 	for _, profile := range []string{"mlx5-static", "mlx5-legacy"} {
-		for _, start := range []uint32{0, 8, 12} {
+		for _, start := range []uint32{0, 8, 13} {
 			r := pair(t, profile)
 			r.cqs[0].ci = start
 			mem, err := hostmem.Alloc(64)
@@ -245,6 +260,11 @@ func TestReadPayload(t *testing.T) {
 }
 
 func TestCQEntriesLimits(t *testing.T) {
+	for _, c := range [][2]int{{1, 2}, {15, 16}, {16, 32}} { // one more than asked for, as the library has it
+		if k, err := CQEntries(c[0]); err != nil || k != c[1] {
+			t.Errorf("a queue for %d completions has %d (%v), want %d", c[0], k, err, c[1])
+		}
+	}
 	for _, n := range []int{-1, 0, 1 << 24} {
 		if k, err := CQEntries(n); err == nil {
 			t.Errorf("a queue for %d completions has %d", n, k)

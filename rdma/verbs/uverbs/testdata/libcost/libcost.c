@@ -267,7 +267,14 @@ static void post(const char *name, struct ibv_send_wr *proto, int batch, uint8_t
 		report("poll/16", tc, REPEAT);
 }
 
-/* bind prints the entries of four BIND_MW requests. */
+static void print(uint8_t *w)
+{
+	for (int k = 0; k < (w[7] & 0x3f) * 16; k++)
+		printf("%02x", w[k]);
+	printf("\n");
+}
+
+/* bind prints the entries of four BIND_MW requests and of the LOCAL_INV of the last key. */
 static void bind(struct ibv_pd *pd)
 {
 	void *at = (void *)0x100000000000;
@@ -306,11 +313,13 @@ static void bind(struct ibv_pd *pd)
 			fail("ibv_post_send");
 		mw->rkey = next;
 		printf("%#llx %llu %#x ", (unsigned long long)v[i].off, (unsigned long long)v[i].len, v[i].access);
-		uint8_t *w = sq + i * stride;
-		for (int k = 0; k < (w[7] & 0x3f) * 16; k++)
-			printf("%02x", w[k]);
-		printf("\n");
+		print(sq + i * stride);
 	}
+	struct ibv_send_wr wr = {.opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = mw->rkey}, *bad;
+	if (ibv_post_send(qp, &wr, &bad))
+		fail("ibv_post_send");
+	printf("# LOCAL_INV of 0x%x\n", mw->rkey);
+	print(sq + 4 * stride);
 }
 
 int main(int argc, char **argv)
