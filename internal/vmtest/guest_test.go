@@ -124,7 +124,8 @@ func (g *guestTest) program(out *bytes.Buffer) Program {
 	}
 	p := Program{Name: g.name(), Timeout: timeout, Stdout: out}
 	if g.peer {
-		p.Argv = []string{"ip", "netns", "exec", "peer"}
+		// By way of a shell: busybox's env would run its own ip.
+		p.Argv = []string{"bash", "-c", `exec ip netns exec peer "$@"`, "peer"}
 	}
 	if g.script != "" {
 		p.Argv = append(p.Argv, "bash", "/root/scripts/"+g.script)

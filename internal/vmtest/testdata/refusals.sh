@@ -24,8 +24,9 @@ done
 srpt_enable rxe1 0
 refused 10001 login "$id" "$id" "$VMTEST_SRPT_ADDR"
 srpt_enable rxe1 1
+acls=$(ls "$(srpt_port rxe1)/acls")
 srpt_noacl rxe1
 refused 10006 login "$id" "$id" "$VMTEST_SRPT_ADDR"
 refused 10006 login "$id" "$id" "$VMTEST_SRPT_ADDR6"
-srpt_acl rxe1 10.1.0.1
+srpt_acl rxe1 $acls
 srp_logout "$(login "$id" "$id" "$VMTEST_SRPT_ADDR")"
