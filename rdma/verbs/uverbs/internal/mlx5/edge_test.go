@@ -36,7 +36,7 @@ func pair(t *testing.T, profile string) *rig {
 			q.rsn = q.qpn
 		}
 		q.send, q.recv = r.cqs[0], r.cqs[0]
-		buf, rec := r.alloc(l.Bytes), r.alloc(8)
+		buf, rec := r.alloc(l.Bytes+64), r.alloc(8)
 		for k := range buf {
 			buf[k] = 0xee // what a reused entry holds
 		}
@@ -111,6 +111,20 @@ func TestBindWindow(t *testing.T) {
 	}
 	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: region{}}}}); err == nil {
 		t.Error("a bind of no bytes was accepted")
+	}
+	l := q.lay
+	for k := range 2 * l.SendBlocks { // so that each segment ends the ring some time
+		q.sentPub.Store(q.head)
+		wr := verbs.SendWorkRequest{Opcode: verbs.OpLocalInv}
+		if k%2 == 0 {
+			wr = verbs.SendWorkRequest{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: &window{}, Region: region{}, Length: 1}}
+		}
+		if _, err := q.PostSend([]verbs.SendWorkRequest{wr}); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.qpBuf[0][l.Bytes:][:64]; !bytes.Equal(got, bytes.Repeat([]byte{0xee}, 64)) {
+			t.Fatalf("request %d wrote past the ring: %x", k, got)
+		}
 	}
 }
 
@@ -269,5 +283,12 @@ func TestCQEntriesLimits(t *testing.T) {
 		if k, err := CQEntries(n); err == nil {
 			t.Errorf("a queue for %d completions has %d", n, k)
 		}
+	}
+}
+
+func TestOneWideReceive(t *testing.T) {
+	l, err := SizeQP(verbs.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 8}, recordedLimits)
+	if err != nil || l.RecvCount != 1 || l.RecvShift != 7 || l.SendOffset != 128 {
+		t.Errorf("%+v, %v", l, err)
 	}
 }
