@@ -32,7 +32,7 @@ demo: binaries ## target and initiator on this machine's loopback: list, write, 
 	@bash internal/demo/demo.sh bin
 
 binaries: ## the two commands, static, in bin/
-	@command -v $(GO) >/dev/null || { echo "Go is missing: install Debian's package golang or Go from its own site, version $$(sed -n 's/^go //p' go.mod) or newer"; exit 2; }
+	@command -v $(GO) >/dev/null || { echo "Go is missing: install version $$(sed -n 's/^go //p' go.mod) or newer (Debian 12's own package is older) and have it in PATH"; exit 2; }
 	$(GO) build -trimpath -o bin/ ./cmd/...
 
 bench-peers: binaries ## beside tgt, nbdkit and the machine's limit, on loopback (some ten minutes), into docs/benchmarks.md
