@@ -388,7 +388,10 @@ func (c *kernelIO) name() string { return "fio on ib_srp" }
 
 // start logs in with the guest's library, which docs/testing.md describes.
 func (c *kernelIO) start(ctx context.Context, _ int) error {
-	out, _, err := output(exec.CommandContext(ctx, "guestctl", "srp_login", "rxe0"))
+	// On one device both initiators would have one port id, and each login would end the other's session.
+	id := os.Getenv("VMTEST_SRPT_ID")
+	out, _, err := output(exec.CommandContext(ctx, "guestctl", "srp_login", "rxe0",
+		fmt.Sprintf("id_ext=%s,ioc_guid=%[1]s,initiator_ext=0000000000000001,dest=%s", id, os.Getenv("VMTEST_SRPT_ADDR"))))
 	if err != nil {
 		return err
 	}
