@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"runtime/pprof"
 	"strconv"
 	"strings"
 	"time"
@@ -53,6 +55,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.Uint64Var(&w.Seed, "seed", 1, "of offsets and data")
 		fs.StringVar(&compare, "compare", "", "completion modes to compare, separated by commas (thread=y and thread=n are known too)")
 		fs.IntVar(&rounds, "rounds", 3, "rounds of --compare")
+		profile := fs.String("cpuprofile", "", "write where this process's CPU time goes to this file (go tool pprof reads it)")
 		l.register(fs)
 		f.register(fs)
 		return func(e *env) error {
@@ -83,7 +86,11 @@ CPU time is this process's: what the target spends is not in it.`,
 			if fs.Changed("rounds") && modes == nil {
 				return usagef("--rounds goes with --compare")
 			}
-			return f.with(e, func(c *connection) error {
+			stop, err := startProfile(*profile)
+			if err != nil {
+				return err
+			}
+			err = f.with(e, func(c *connection) error {
 				lun, err := l.lun(e.ctx, c.Session)
 				if err != nil {
 					return err
@@ -108,6 +115,7 @@ CPU time is this process's: what the target spends is not in it.`,
 				}
 				return err
 			})
+			return errors.Join(err, stop())
 		}
 	},
 }
@@ -138,6 +146,22 @@ func (e *env) peak(c *connection, d *disk.Disk, w bench.Workload, perCent float6
 	}
 	fmt.Fprintf(e.stderr, "peak: %.0f commands per second; running at %g %% of it\n", r.IOPS, perCent)
 	return max(r.IOPS*perCent/100, 1), nil
+}
+
+// startProfile writes a CPU profile to file until the returned function is called; "" is none.
+func startProfile(file string) (stop func() error, err error) {
+	if file == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() error { pprof.StopCPUProfile(); return f.Close() }, nil
 }
 
 // parseModes reads a list of completion modes.

@@ -128,6 +128,7 @@ func TestVerbs(t *testing.T) {
 		{[]string{"probe", "srp://127.99.98.97:5555/1", "--connect-timeout", "500ms"}, 4, "no answer from 127.99.98.97:5555 within 500ms"},
 		{[]string{"raw", url, "12"}, 2, "want 6 to 32"},
 		{[]string{"bench", url, "--rounds", "5"}, 2, "goes with --compare"},
+		{[]string{"bench", url, "--cpuprofile", "/nonexistent/profile"}, 2, "no such file"},
 		{[]string{"probe", url, "--thread", "maybe"}, 2, "y or n"},
 		{[]string{"nonsense"}, 2, "unknown verb"},
 	} {
