@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"srp-initiator/internal/require"
 	"time"
 )
 
@@ -173,10 +175,7 @@ func TestLock(t *testing.T) {
 func TestArchive(t *testing.T) {
 	cpio, err := exec.LookPath("busybox")
 	if err != nil {
-		if os.Getenv("REQUIRE_ALL") == "1" {
-			t.Fatal("missing: busybox (Debian package busybox-static)")
-		}
-		t.Skip("missing: busybox (Debian package busybox-static)")
+		require.Missing(t, "busybox (Debian package busybox-static)")
 	}
 	dir := t.TempDir()
 	src := filepath.Join(dir, "src")

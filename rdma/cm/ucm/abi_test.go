@@ -12,18 +12,10 @@ import (
 	"strings"
 	"testing"
 
+	"srp-initiator/internal/require"
 	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/verbs"
 )
-
-// need skips, or with REQUIRE_ALL=1 fails, naming what is missing.
-func need(t *testing.T, what string) {
-	t.Helper()
-	if os.Getenv("REQUIRE_ALL") == "1" {
-		t.Fatalf("missing: %s", what)
-	}
-	t.Skipf("missing: %s", what)
-}
 
 // layout is what the code assumes of <rdma/rdma_user_cm.h>: C expression = value.
 var layout = map[string]int{
@@ -95,11 +87,11 @@ func TestLayout(t *testing.T) {
 	}
 	cc, err := exec.LookPath("gcc")
 	if err != nil {
-		need(t, "gcc (Debian package gcc)")
+		require.Missing(t, "gcc (Debian package gcc)")
 	}
 	for _, h := range []string{"/usr/include/rdma/rdma_user_cm.h", "/usr/include/rdma/rdma_cma.h", "/usr/include/infiniband/ib.h"} {
 		if _, err := os.Stat(h); err != nil {
-			need(t, h+" (Debian packages linux-libc-dev, librdmacm-dev, libibverbs-dev)")
+			require.Missing(t, h+" (Debian packages linux-libc-dev, librdmacm-dev, libibverbs-dev)")
 		}
 	}
 	// The two headers define the same enumerators twice, so that each needs a program of its own.
