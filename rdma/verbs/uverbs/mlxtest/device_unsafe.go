@@ -210,6 +210,7 @@ type cq struct {
 	spent     bool   // its event has been raised
 	solicitPI uint32 // producer index behind the last solicited entry
 	anySol    bool
+	record    [8]byte // of an event on its way to ch: under the race detector what is handed to write(2) escapes
 }
 
 const (
@@ -252,9 +253,8 @@ func (c *cq) event() {
 	if c.ch == nil {
 		return
 	}
-	var b [8]byte
-	binary.NativeEndian.PutUint64(b[:], c.userID)
-	if _, err := unix.Write(c.ch.fd, b[:]); err != nil {
+	binary.NativeEndian.PutUint64(c.record[:], c.userID)
+	if _, err := unix.Write(c.ch.fd, c.record[:]); err != nil {
 		c.dev.net.fault("%s: completion event: %v", c.dev.name, err)
 		return
 	}
