@@ -16,6 +16,8 @@ FUZZTIME ?= 30s
 EXPERIMENTS ?= e1 e2 e3 e4 matrix depth
 ROUNDS ?= 5
 RUNTIME ?= 500ms
+# What reports call the program: the commit. The go command does not stamp what is built in a linked work tree.
+REVISION := $(shell git describe --always --dirty=,modified --abbrev=12 --match= 2>/dev/null)
 
 # Packages with goroutines or shared memory.
 RACE := $(patsubst %,./%/...,$(wildcard completion rdma srp target-emu bench))
@@ -33,7 +35,7 @@ demo: binaries ## target and initiator on this machine's loopback: list, write, 
 
 binaries: ## the two commands, static, in bin/
 	@command -v $(GO) >/dev/null || { echo "Go is missing: install version $$(sed -n 's/^go //p' go.mod) or newer (Debian 12's own package is older) and have it in PATH"; exit 2; }
-	$(GO) build -trimpath -o bin/ ./cmd/...
+	$(GO) build -trimpath -ldflags '-X srp-initiator/bench.revision=$(REVISION)' -o bin/ ./cmd/...
 
 bench-peers: binaries ## beside tgt, nbdkit and the machine's limit, on loopback (some ten minutes), into docs/benchmarks.md
 	$(GO) build -trimpath -o bin/ ./bench/limit ./bench/versus

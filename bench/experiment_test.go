@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -134,6 +135,14 @@ func TestExperiments(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestMachineVersion: a report tells one build of the program from another, whether or not it was stamped.
+func TestMachineVersion(t *testing.T) {
+	v := bench.ThisMachine().Version
+	if ok, _ := regexp.MatchString(`^[0-9a-f]{40}|SHA-256 of the executable [0-9a-f]{16}$`, v); !ok {
+		t.Errorf("version %q names neither a commit nor an executable", v)
 	}
 }
 

@@ -2,6 +2,9 @@ package bench
 
 import (
 	"bufio"
+	"crypto/sha256"
+	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -65,18 +68,48 @@ func ThisMachine() Machine {
 	if unix.Sysinfo(&si) == nil {
 		m.MemoryMiB = int64(uint64(si.Totalram) * uint64(si.Unit) >> 20)
 	}
-	m.Version = "unknown"
-	if b, ok := debug.ReadBuildInfo(); ok {
+	m.Version = programVersion()
+	return m
+}
+
+// revision is the commit, set by the linker (make binaries): the go command itself does not stamp what is built in a linked work tree.
+var revision string
+
+// programVersion says as exactly as the program knows what it was built from: the commit, or a released version of the module, or at
+// least which executable it is.
+func programVersion() string {
+	if revision != "" {
+		return revision
+	}
+	b, ok := debug.ReadBuildInfo()
+	if ok {
+		commit, modified := "", ""
 		for _, s := range b.Settings {
 			switch {
 			case s.Key == "vcs.revision":
-				m.Version = s.Value
+				commit = s.Value
 			case s.Key == "vcs.modified" && s.Value == "true":
-				m.Version += ", modified"
+				modified = ", modified"
 			}
 		}
+		if commit != "" {
+			return commit + modified
+		}
+		if v := b.Main.Version; v != "" && v != "(devel)" {
+			return b.Main.Path + " " + v
+		}
 	}
-	return m
+	const none = "built without a revision"
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return none
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return none
+	}
+	return fmt.Sprintf("%s, SHA-256 of the executable %x", none, h.Sum(nil)[:8])
 }
 
 // eachLine calls f for the lines of a file until it returns false. A file that cannot be read has none.
