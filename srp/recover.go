@@ -215,14 +215,16 @@ func (s *Session) resume() {
 			n = int(s.turn.Add(1) & 0xffffff)
 		}
 		c.deadline = s.deadline(c.Timeout)
+		// Once submitted the command may complete at once and be its owner's again.
+		waiter := c.Waiter
 		if !chans[n%len(chans)].submit(c) {
 			s.mu.Lock()
 			s.held.push(c)
 			s.mu.Unlock()
 			return
 		}
-		if c.attended {
-			c.Waiter.Signal() // so that it waits where the command is now
+		if waiter != nil {
+			waiter.Signal() // so that it waits where the command is now
 		}
 	}
 }

@@ -413,7 +413,7 @@ func TestOutageTimeline(t *testing.T) {
 func TestDeviceLoss(t *testing.T) {
 	w := newWorld(t, withFaults("cmd op=tur nth=2 : vanish 1m"))
 	s := w.login(t, func(o *srp.LoginOptions) {
-		o.ReconnectDelay, o.FastIOFail, o.DevLoss, o.ConnectTimeout = 200*time.Millisecond, srp.Off, 1500*time.Millisecond, 300*time.Millisecond
+		o.ReconnectDelay, o.FastIOFail, o.DevLoss, o.ConnectTimeout = 200*time.Millisecond, srp.Off, 1500*time.Millisecond, 5*time.Second
 		o.CommandTimeout, o.TaskMgmtTimeout = 300*time.Millisecond, 200*time.Millisecond
 	})
 	for range 3 {
