@@ -23,6 +23,10 @@ import (
 
 // opener logs in to target, once per call.
 func opener(t testing.TB, target string) bench.Opener {
+	return openerWith(t, target, func(*srp.LoginOptions) {})
+}
+
+func openerWith(t testing.TB, target string, change func(*srp.LoginOptions)) bench.Opener {
 	return func(ctx context.Context, cfg completion.Config, units int) (*srp.Session, []*disk.Disk, func() error, error) {
 		p, o, err := srp.ParseTarget(target)
 		if err != nil {
@@ -36,6 +40,7 @@ func opener(t testing.TB, target string) bench.Opener {
 			t.Fatal(err)
 		}
 		o.Completion = cfg
+		change(&o)
 		s, err := srp.Login(ctx, srp.Config{Device: f.Context(), Connector: f.Connector()}, p, o)
 		if err != nil {
 			t.Fatal(err)

@@ -1,31 +1,64 @@
 package completion
 
-// pace tells a Poller whether an instance that has become empty is worth polling on: it is
-// while completions come closer together than the linger time, about what a
-// notification costs. blk-iopoll completes at once, and its first critic saw what that means below
-// saturation: a schedule, a complete and an interrupt for every command.
+// pace tells a Poller whether an instance that has become empty is worth polling on. Polling saves a notification
+// per find and costs the empty polls before it; blk-iopoll polls on regardless or not at all, and its first critic saw what
+// that means below saturation: a schedule, a complete and an interrupt for every command. So the
+// empty polls are counted. While they are fewer than a notification is worth, polling goes on; where they are not, the queue is armed at
+// once, and polling is tried again ever more rarely.
 type pace struct {
-	last int64 // when work was last found
-	gap  int64 // mean distance between finds, ns
+	last    int64 // when work was last found
+	barren  int   // empty polls since
+	cost    int   // mean empty polls before a find, in 1/16
+	finds   int   // since polling began: notifications saved
+	resting int   // notifications to be served in place before polling is tried again
+	backoff int
 }
 
-// awaitedLinger is how much longer lingering is worth it while somebody waits for a completion.
-const awaitedLinger = 4
+const (
+	// barrenWorth is how many empty polls, each with a yield of the CPU, cost what a notification costs where CPUs are busy. Waking an
+	// idle CPU costs more, but then the CPU time that polling takes is seen in full.
+	barrenWorth = 3
+	paying      = 8   // finds for which a stretch of polling was worth its beginning and end
+	maxBackoff  = 256 // notifications between two tries
+)
 
 // found notes that a poll at time at had work.
-func (p *pace) found(at, linger int64) {
-	// One long pause must not outweigh what follows it.
-	gap := min(at-p.last, 2*awaitedLinger*linger)
-	p.gap += (gap - p.gap) / 4
-	p.last = at
+func (p *pace) found(at int64) {
+	p.cost += (16*min(p.barren, 4*barrenWorth) - p.cost) / 8
+	p.barren, p.last = 0, at
+	p.finds++
 }
 
-// lingers reports whether to go on polling at time at.
-func (p *pace) lingers(at, linger int64, awaited bool) bool {
-	if awaited {
-		linger *= awaitedLinger
+// tries reports whether a notification is followed by polling.
+func (p *pace) tries() bool {
+	if p.resting > 0 {
+		p.resting--
+		return false
 	}
-	return p.gap <= linger && at-p.last < min(8*p.gap+1000, linger)
+	return true
+}
+
+// pays reports whether to poll on at time at, after a turn that found the queue empty in the end, or from the beginning.
+func (p *pace) pays(work int, at, linger int64) bool {
+	if work == 0 {
+		p.barren++
+	}
+	if p.cost <= 16*barrenWorth && p.barren <= 2*barrenWorth && at-p.last < linger {
+		return true
+	}
+	p.ended()
+	return false
+}
+
+// ended notes that the queue is armed again.
+func (p *pace) ended() {
+	if p.finds >= paying {
+		p.backoff /= 2
+	} else {
+		p.backoff = min(max(1, 2*p.backoff), maxBackoff)
+	}
+	p.resting, p.finds, p.barren = p.backoff, 0, 0
+	p.cost = min(p.cost, 16*barrenWorth) // else it would never be tried again
 }
 
 // Adaptive polling, in units of 1/256 completion.

@@ -441,6 +441,42 @@ func TestDirectIsQuiet(t *testing.T) {
 	}
 }
 
+// TestLeaderLeavesAnEmptyQueue: a waiter leaves a queue that nobody will poll for now, neither armed nor owned, only when it has seen it
+// empty. A provider may hold back what is posted between a poll that found something and the next that does not, as
+// softroce does for a millisecond: what the waiter posts next would lie as long.
+func TestLeaderLeavesAnEmptyQueue(t *testing.T) {
+	everyMode(t, func(t *testing.T, cfg Config) {
+		if !cfg.Mode.polledByWaiters() {
+			return
+		}
+		cfg.Spin = time.Minute
+		var w Waiter
+		i, q := open(t, 64, cfg, func([]verbs.WorkCompletion) { w.Signal() })
+		d := startDevice(q, 1)
+		defer d.stop()
+		quiet := 0
+		for n := range 1000 {
+			d.requests <- 1
+			if !i.Wait(&w, time.Now().Add(stall)) {
+				t.Fatal("no completion")
+			}
+			q.mu.Lock()
+			polled, armed := q.polled, q.armed
+			q.mu.Unlock()
+			if i.state.word.Load() != 0 || armed {
+				continue // the notification goroutine is at it, or will be
+			}
+			quiet++
+			if polled != 0 {
+				t.Fatalf("request %d: left after a poll that found %d", n, polled)
+			}
+		}
+		if quiet == 0 {
+			t.Error("the queue was never left unarmed: the test shows nothing")
+		}
+	})
+}
+
 // TestAdaptiveEntersAndLeaves feeds many completions per wake-up, then one at a time.
 func TestAdaptiveEntersAndLeaves(t *testing.T) {
 	var delivered atomic.Uint64

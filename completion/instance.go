@@ -18,10 +18,12 @@ const (
 
 	// DefaultSlice bounds a turn in time, as irq_poll_softirq does with one jiffy.
 	DefaultSlice = time.Millisecond
-	// DefaultLinger and DefaultAdaptiveSpin are about what waking a thread on another CPU costs on a virtual machine.
-	DefaultLinger       = 50 * time.Microsecond
+	// DefaultAdaptiveSpin is about what waking a thread on another CPU costs on a virtual machine. DefaultLinger is longer, so that it is
+	// the number of empty polls that ends polling, unless others have the CPU meanwhile.
+	DefaultLinger       = 200 * time.Microsecond
 	DefaultAdaptiveSpin = 50 * time.Microsecond
 	DefaultDirectSpin   = time.Millisecond
+	DefaultIdleGuard    = 100 * time.Millisecond
 	// spinWorthwhile is the usual wait up to which polling all of it costs less than to block and be woken.
 	spinWorthwhile = 150 * time.Microsecond
 )
@@ -45,8 +47,8 @@ type Config struct {
 	Slice  time.Duration
 
 	Poller *Poller // mode Poll; nil: DefaultPoller(Vector)
-	// Linger is how long a Poller goes on polling an instance that has become empty, as long as
-	// completions come closer together than that; four times as long while somebody waits for one. 0: DefaultLinger; negative: not at all, as irq_poll.
+	// Linger is how long a Poller goes on polling an instance that has become empty, as long as few polls come between two that find
+	// something. 0: DefaultLinger; negative: not at all, as irq_poll.
 	Linger time.Duration
 
 	LockThread bool  // mode Thread: an OS thread of its own
@@ -60,6 +62,10 @@ type Config struct {
 	// that is long enough to sleep at all and nobody else is waiting. An answer that comes earlier than half the mean is seen
 	// when the sleep ends: the one place where a completion waits for a timer, hence not the default.
 	Hybrid bool
+
+	// IdleGuard is how long what the peer sends on its own may lie in the queue of an instance that a waiter has left unarmed
+	// (modes Direct and Adaptive). No command depends on it. 0: DefaultIdleGuard; negative: for ever.
+	IdleGuard time.Duration
 
 	// Failed is called once, when the channel or the queue stops working (verbs.ErrDeviceGone).
 	// The instance cannot be notified any more; what the queue still holds has been reaped. It may call Err, and must not
@@ -93,17 +99,16 @@ type Instance struct {
 	followers followers
 
 	// Below: cold.
-	cfg        Config
-	channel    verbs.CompletionChannel
-	poller     atomic.Pointer[Poller]
-	token      chan struct{} // mode Thread: ownership for the reaping goroutine
-	reaperOK   chan struct{} // closed when the reaping goroutine has ended
-	disabled   chan struct{} // ownership for the disabler
-	kick       chan struct{} // wakes the notification goroutine once its channel is dead
-	stopping   atomic.Bool
-	notifier   chan struct{} // closed when the notification goroutine has ended
-	guard      *time.Timer
-	guardAfter time.Duration // idleGuard; a test makes it too long to be of help
+	cfg      Config
+	channel  verbs.CompletionChannel
+	poller   atomic.Pointer[Poller]
+	token    chan struct{} // mode Thread: ownership for the reaping goroutine
+	reaperOK chan struct{} // closed when the reaping goroutine has ended
+	disabled chan struct{} // ownership for the disabler
+	kick     chan struct{} // wakes the notification goroutine once its channel is dead
+	stopping atomic.Bool
+	notifier chan struct{} // closed when the notification goroutine has ended
+	guard    *time.Timer
 
 	mu      sync.Mutex // guards what follows; held while a disabler waits
 	depth   int        // nested disables; New counts as one until Start
@@ -139,13 +144,12 @@ func New(ctx verbs.Context, capacity int, cfg Config, h Handler) (*Instance, err
 func newInstance(cq verbs.CompletionQueue, ch verbs.CompletionChannel, cfg Config, h Handler) *Instance {
 	i := &Instance{
 		cq: cq, channel: ch, cfg: cfg, handler: h,
-		weight:     cfg.Weight,
-		wcs:        make([]verbs.WorkCompletion, min(cfg.Weight, maxBatch)),
-		disabled:   make(chan struct{}, 1),
-		kick:       make(chan struct{}, 1),
-		notifier:   make(chan struct{}),
-		depth:      1,
-		guardAfter: idleGuard,
+		weight:   cfg.Weight,
+		wcs:      make([]verbs.WorkCompletion, min(cfg.Weight, maxBatch)),
+		disabled: make(chan struct{}, 1),
+		kick:     make(chan struct{}, 1),
+		notifier: make(chan struct{}),
+		depth:    1,
 	}
 	i.guard = time.AfterFunc(time.Hour, i.guardExpired)
 	i.guard.Stop()
@@ -169,6 +173,9 @@ func (c *Config) fill() error {
 	}
 	if c.Slice == 0 {
 		c.Slice = DefaultSlice
+	}
+	if c.IdleGuard == 0 {
+		c.IdleGuard = DefaultIdleGuard
 	}
 	if c.Linger == 0 {
 		c.Linger = DefaultLinger

@@ -275,7 +275,7 @@ func everyModeOverDevice(t *testing.T, f func(t *testing.T, p *pair)) {
 	for _, m := range completion.Modes() {
 		for _, weight := range []int{1, 7, 512} {
 			t.Run(fmt.Sprintf("%v/weight=%d", m, weight), func(t *testing.T) {
-				cfg := completion.Config{Mode: m, Weight: weight, Budget: 2*weight + 1}
+				cfg := completion.Config{Mode: m, Weight: weight, Budget: 2*weight + 1, IdleGuard: time.Hour}
 				if m == completion.Poll {
 					var err error
 					if cfg.Poller, err = completion.NewPoller(completion.PollerConfig{Budget: cfg.Budget}); err != nil {

@@ -345,7 +345,7 @@ func (m *model) lingers(who int, mode Mode) bool {
 
 // serve is an executor's move within a turn. choices: 1 or 2.
 func (m *model) serveChoices(w *world, who int) int {
-	if w.p[who].phase == idle && (m.lingers(who, w.mode) || w.p[who].first) {
+	if w.p[who].phase == idle && (m.lingers(who, w.mode) || w.p[who].first) || w.p[who].phase == tail && w.p[who].first {
 		return 2
 	}
 	return 1
@@ -362,7 +362,7 @@ func (m *model) serve(p *proc, choice int) {
 		}
 	case tail:
 		p.phase, p.work = reaping, 0
-		if p.first { // serveFirst
+		if p.first && choice == 0 { // serveFirst: to the poller, or look again
 			p.phase, p.first, p.poller = pushing, false, p.at
 		}
 	}
@@ -695,10 +695,32 @@ func (m *model) moveWaiter(w *world, k int, p *proc, choice int) {
 		case idle, tail:
 			p.pc = 6
 			if wt.take() {
-				*p = proc{pc: 7, phase: leaving, flag: true}
+				switch {
+				case p.work > 0 && p.phase == idle:
+					p.pc, p.phase = 19, spent
+				case p.work > 0:
+					*p = proc{pc: 18, phase: reaping}
+				default:
+					*p = proc{pc: 7, phase: leaving, flag: true}
+				}
 			} else if p.work > 0 {
 				m.leadOn(p)
 			}
+		}
+	case 19: // pollsOn
+		m.step(p)
+		if p.phase == gone {
+			*p = proc{pc: 99}
+		} else {
+			*p = proc{pc: 18, phase: reaping}
+		}
+	case 18: // a last look
+		m.step(p)
+		switch p.phase {
+		case gone:
+			*p = proc{pc: 99}
+		case idle, tail:
+			*p = proc{pc: 7, phase: leaving, flag: true}
 		}
 	case 6: // found nothing: go on, or block; a deadline is like blocking that nobody ends
 		switch choice {
@@ -874,7 +896,7 @@ func (m *model) check(w *world) {
 			count(p.pc == 2 || p.pc == 3 && holds(p.phase))
 		case waiter0, waiter1:
 			switch p.pc {
-			case 4, 5, 6, 7, 8, 9, 16, 17, 21:
+			case 4, 5, 6, 7, 8, 9, 16, 17, 18, 19, 21:
 				count(holds(p.phase) && (p.pc != 16 && p.pc != 17 || p.flag))
 			}
 		}

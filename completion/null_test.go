@@ -119,6 +119,7 @@ type nullCQ struct {
 	head    int // next to be polled
 	tail    int // next to be filled
 	armed   bool
+	polled  int   // what the last poll found
 	endless bool  // every poll finds as much as is asked for
 	refused error // what Arm says
 }
@@ -144,6 +145,7 @@ func (q *nullCQ) Poll(wcs []verbs.WorkCompletion) int {
 		q.head++
 		n++
 	}
+	q.polled = n
 	return n
 }
 
@@ -188,11 +190,11 @@ func (q *nullCQ) Destroy() error {
 // open makes an instance on a null device, starts it, and closes it at the end of the test.
 func open(t testing.TB, capacity int, cfg Config, h Handler) (*Instance, *nullCQ) {
 	t.Helper()
+	cfg.IdleGuard = time.Hour // whatever needs the idle guard stalls
 	i, err := New(nullDevice{}, capacity, cfg, h)
 	if err != nil {
 		t.Fatal(err)
 	}
-	i.guardAfter = time.Hour // whatever needs the idle guard stalls
 	if err := i.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -369,10 +369,13 @@ func (p *Poller) serve(i *Instance, at int64) (work int) {
 	t := turn{weight: i.weight}
 	verdict := i.run(&t)
 	if t.work > 0 {
-		i.pace.found(at, int64(i.cfg.Linger))
+		i.pace.found(at)
 	}
 	if verdict == idle {
-		t.phase = i.lingerOr(at)
+		t.phase = arming
+		if linger := int64(i.cfg.Linger); linger > 0 && i.pace.pays(t.work, at, linger) {
+			t.phase = spent
+		}
 		verdict = i.run(&t)
 	}
 	if verdict == tail {
@@ -381,27 +384,35 @@ func (p *Poller) serve(i *Instance, at int64) (work int) {
 	return t.work
 }
 
-// lingerOr is what follows when an instance has been found empty at time at: polling on, or arming.
-func (i *Instance) lingerOr(at int64) phase {
-	if linger := int64(i.cfg.Linger); linger > 0 && i.pace.lingers(at, linger, i.awaited()) {
-		return spent
-	}
-	return arming
-}
-
-// serveFirst is the first turn after a notification, in the notification goroutine: an instance with little to do is armed again at
-// once, and no poller has been woken for it.
+// serveFirst is what follows a notification, in the notification goroutine. The instance goes to the poller when it has more work than its
+// weight, or still finds some after others had their turn; else it is armed again, and no poller has been woken for it.
 func (i *Instance) serveFirst(p *Poller) {
 	t := turn{weight: i.weight, here: true}
 	verdict := i.run(&t)
-	at := now()
 	if t.work > 0 {
-		i.pace.found(at, int64(i.cfg.Linger))
+		i.pace.found(now())
 	} else {
 		i.count.barren.Add(1)
 	}
+	if verdict == idle && i.cfg.Linger > 0 && i.pace.tries() {
+		t.phase = spent
+		if verdict = i.run(&t); verdict == gone {
+			return
+		}
+		giveWay()
+		t = turn{weight: i.weight, here: true}
+		verdict = i.run(&t)
+		switch {
+		case t.work == 0:
+			i.pace.ended()
+		case verdict == idle:
+			i.pace.found(now())
+			t.phase = spent
+			verdict = i.run(&t)
+		}
+	}
 	if verdict == idle {
-		t.phase = i.lingerOr(at)
+		t.phase = arming
 		verdict = i.run(&t)
 	}
 	if verdict == tail {

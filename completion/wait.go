@@ -279,7 +279,11 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 			return false, false
 		}
 		if w.take() {
-			i.leave()
+			// What found this waiter's completion may have left work half done, and nobody polls after a waiter that leaves the
+			// queue unarmed: a provider that holds posted requests back until the queue has been seen empty must see that.
+			if t.work == 0 || i.pollsOn(&t) && i.run(&turn{weight: i.weight}) != gone {
+				i.leave()
+			}
 			return true, true
 		}
 		at := now()
@@ -294,17 +298,23 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 			i.parked.Add(-1)
 			return false, false
 		}
-		if verdict == idle {
-			t.phase = spent
-			if i.run(&t) == gone {
-				return false, false
-			}
+		if !i.pollsOn(&t) {
+			return false, false
 		}
 		if budget -= t.work; t.work == 0 || budget <= 0 {
 			giveWay()
 			budget = i.cfg.Budget
 		}
 	}
+}
+
+// pollsOn ends a leader's turn; it serves a disabler, and reports whether there is to be another turn.
+func (i *Instance) pollsOn(t *turn) bool {
+	if t.phase == idle {
+		t.phase = spent
+		i.run(t)
+	}
+	return t.phase == tail
 }
 
 // leave gives up the polling role.
@@ -353,14 +363,11 @@ func (i *Instance) follow(w *Waiter, until, end int64, deadline time.Time) (done
 	return !inTime, false
 }
 
-// idleGuard is how long messages that nobody here asked for may lie in the queue of an idle instance.
-const idleGuard = 100 * time.Millisecond
-
 // guardIdle starts the idle guard's timer, if it does not run. Called by the owner.
 func (i *Instance) guardIdle() {
-	if i.guarded.CompareAndSwap(false, true) {
+	if i.cfg.IdleGuard > 0 && i.guarded.CompareAndSwap(false, true) {
 		i.guardSaw.Store(i.count.leads.Load())
-		i.guard.Reset(i.guardAfter)
+		i.guard.Reset(i.cfg.IdleGuard)
 	}
 }
 
@@ -368,7 +375,7 @@ func (i *Instance) guardIdle() {
 // request depends on it: this is for what the peer sends on its own, requests and the flush of a connection it ended.
 func (i *Instance) guardExpired() {
 	if leads := i.count.leads.Load(); i.guardSaw.Swap(leads) != leads {
-		i.guard.Reset(i.guardAfter) // in use
+		i.guard.Reset(i.cfg.IdleGuard) // in use
 		return
 	}
 	i.guarded.Store(false)
