@@ -80,6 +80,14 @@ CPU time is this process's: what the target spends is not in it.`,
 			if err != nil {
 				return err
 			}
+			for _, name := range []string{"completion", "thread", "lock-thread", "cpus"} {
+				if modes != nil && fs.Changed(name) {
+					return usagef("--%s does not go with --compare, which runs the completion modes that it lists", name)
+				}
+			}
+			if fs.Changed("loops") && w.Loops < 1 {
+				return usagef("--loops %d: want 1 or more", w.Loops)
+			}
 			if rounds < 1 || rounds > 1000 {
 				return usagef("--rounds must be 1 to 1000")
 			}

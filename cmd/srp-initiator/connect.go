@@ -185,9 +185,6 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 	if o.Completion, err = f.completionConfig(); err != nil {
 		return nil, err
 	}
-	if f.timeout < 0 || f.connect < 0 {
-		return nil, usagef("a timeout must not be negative")
-	}
 	if f.timeout > 0 {
 		o.CommandTimeout = f.timeout
 	}

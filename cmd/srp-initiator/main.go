@@ -176,6 +176,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, out, stderr io.Wri
 		}
 		return e.fail(v, &usageError{err})
 	}
+	if err := checkGiven(fs); err != nil {
+		return e.fail(v, err)
+	}
 	e.args = fs.Args()
 	if want := len(strings.Fields(v.args)); len(e.args) != want && !strings.Contains(v.args, "...") {
 		if len(e.args) < want {
@@ -184,6 +187,27 @@ func run(ctx context.Context, args []string, stdin io.Reader, out, stderr io.Wri
 		return e.fail(v, usagef("unexpected argument %q: srp-initiator %s %s", e.args[want], v.name, v.args))
 	}
 	return e.fail(v, action(e))
+}
+
+// checkGiven finds a flag that was given but says nothing: an empty text, as --output "$FILE" does when a script forgot to set FILE, or
+// no time at all, which would mean the default. Only --ramp-time may be 0.
+func checkGiven(fs *pflag.FlagSet) (err error) {
+	fs.Visit(func(f *pflag.Flag) {
+		if err != nil {
+			return
+		}
+		switch f.Value.Type() {
+		case "string":
+			if f.Value.String() == "" {
+				err = usagef("--%s is empty; want: %s", f.Name, f.Usage)
+			}
+		case "duration":
+			if d, _ := fs.GetDuration(f.Name); d < 0 || d == 0 && f.Name != "ramp-time" {
+				err = usagef("--%s %s: want a time above 0, such as 5s or 100ms; leave it out for the default", f.Name, d)
+			}
+		}
+	})
+	return err
 }
 
 func (v *verb) flagSet(e *env) (*pflag.FlagSet, func(*env) error) {
@@ -213,11 +237,10 @@ func (e *env) fail(v *verb, err error) int {
 	if errors.As(err, &told) {
 		return code
 	}
-	if e.json {
-		json.NewEncoder(e.stdout).Encode(map[string]any{"error": err.Error(), "exit_code": code})
-	} else {
-		fmt.Fprintf(e.stderr, "srp-initiator %s: %s\n", v.name, err)
+	if e.json && json.NewEncoder(e.stdout).Encode(map[string]any{"error": err.Error(), "exit_code": code}) == nil {
+		return code
 	}
+	fmt.Fprintf(e.stderr, "srp-initiator %s: %s\n", v.name, err)
 	return code
 }
 

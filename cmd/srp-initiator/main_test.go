@@ -128,6 +128,20 @@ func TestVerbs(t *testing.T) {
 		{[]string{"probe", "srp://127.99.98.97:5555/1", "--connect-timeout", "500ms"}, 4, "no answer from 127.99.98.97:5555 within 500ms"},
 		{[]string{"raw", url, "12"}, 2, "want 6 to 32"},
 		{[]string{"bench", url, "--rounds", "5"}, 2, "goes with --compare"},
+		{[]string{"bench", url, "--compare", "poll,thread", "--completion", "poll"}, 2, "--completion does not go with --compare"},
+		{[]string{"bench", url, "--compare", "poll,thread", "--thread=y"}, 2, "--thread does not go with --compare"},
+		{[]string{"bench", url, "--loops", "0"}, 2, "--loops 0: want 1 or more"},
+		{[]string{"bench", url, "--runtime", "0"}, 2, "--runtime 0s: want a time above 0"},
+		{[]string{"bench", url, "--iodepth", "0"}, 2, "iodepth"},
+		{[]string{"bench", url, "--bs", "0"}, 2, "bs"},
+		{[]string{"tur", url, "--timeout", "0"}, 2, "--timeout 0s: want a time above 0"},
+		{[]string{"tur", url, "--timeout", "-1s"}, 2, "--timeout -1s: want a time above 0"},
+		{[]string{"tur", url, "--connect-timeout", "0"}, 2, "--connect-timeout 0s: want a time above 0"},
+		{[]string{"read", url, "-o", ""}, 2, "--output is empty; want: file to write"},
+		{[]string{"write", url, "-i", ""}, 2, "--input is empty; want: file to read"},
+		{[]string{"tur", url, "-d", ""}, 2, "--device is empty; want: RDMA device: auto"},
+		{[]string{"tur", url, "--completion="}, 2, "--completion is empty; want: who reaps"},
+		{[]string{"tur", ""}, 2, "TARGET"},
 		{[]string{"bench", url, "--cpuprofile", "/nonexistent/profile"}, 2, "no such file"},
 		{[]string{"probe", url, "--thread", "maybe"}, 2, "y or n"},
 		{[]string{"nonsense"}, 2, "unknown verb"},
@@ -257,7 +271,7 @@ func hasCM(b []byte, attribute byte) bool {
 // What could not be printed is no success.
 func TestFullOutput(t *testing.T) {
 	target := emulate(t, "")
-	for _, args := range [][]string{{"ls", target}, {"ls", target, "--json"}, {"tur", target}, {"read", target}, {"inq", target}} {
+	for _, args := range [][]string{{"ls", target}, {"ls", target, "--json"}, {"read", target, "--json"}, {"tur", target}, {"read", target}, {"inq", target}} {
 		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -267,8 +281,8 @@ func TestFullOutput(t *testing.T) {
 		cmd.Stdout, cmd.Stderr = full, &errs
 		cmd.Run()
 		full.Close()
-		if code := cmd.ProcessState.ExitCode(); code != exitFailed {
-			t.Errorf("%v: exit code %d, want %d: %s", args, code, exitFailed, errs.String())
+		if code := cmd.ProcessState.ExitCode(); code != exitFailed || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), "no space left") {
+			t.Errorf("%v: exit code %d, want %d and the reason: %q", args, code, exitFailed, errs.String())
 		}
 	}
 }
