@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -204,17 +205,18 @@ func run(args []string, out, errOut io.Writer) (err error) {
 				case <-ctx.Done():
 					return
 				case <-every.C:
-					writeStats(errOut, t.Stats(), o.json)
+					writeStats(errOut, statistics{t.Stats(), fabric.Counters()}, o.json)
 				}
 			}
 		}()
 	} else {
 		close(ticks)
 	}
-	last := targetemu.Stats{}
-	err = t.Serve(ctx, targetemu.OnEnd(func(s targetemu.Stats) { last = s }))
+	last := statistics{}
+	err = t.Serve(ctx, targetemu.OnEnd(func(s targetemu.Stats) { last.Stats = s }))
 	stop()
 	<-ticks
+	last.Device = fabric.Counters()
 	if o.json {
 		return errors.Join(err, json.NewEncoder(out).Encode(last))
 	}
@@ -224,8 +226,14 @@ func run(args []string, out, errOut io.Writer) (err error) {
 	return err
 }
 
+// statistics are the target's counters and its device's.
+type statistics struct {
+	targetemu.Stats
+	Device map[string]uint64 `json:"device"`
+}
+
 // writeStats prints counters in lines, or as one line of JSON.
-func writeStats(w io.Writer, s targetemu.Stats, asJSON bool) {
+func writeStats(w io.Writer, s statistics, asJSON bool) {
 	if asJSON {
 		_ = json.NewEncoder(w).Encode(s)
 		return
@@ -240,6 +248,13 @@ func writeStats(w io.Writer, s targetemu.Stats, asJSON bool) {
 			c.Initiator, c.Channel, c.Address, c.Commands, c.Reads, c.Writes, c.BytesIn>>20, c.BytesOut>>20, c.CheckCondition, c.Aborted, c.MaxOutstanding,
 			float64(c.WorkRequests)/float64(max(c.Doorbells, 1)))
 	}
+	fmt.Fprint(w, "  device:")
+	for _, name := range slices.Sorted(maps.Keys(s.Device)) {
+		if s.Device[name] > 0 {
+			fmt.Fprintf(w, " %s %d", name, s.Device[name])
+		}
+	}
+	fmt.Fprintln(w)
 }
 
 // config checks the command line.

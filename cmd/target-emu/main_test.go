@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -43,8 +44,9 @@ func TestServeUntilSignal(t *testing.T) {
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	capture := filepath.Join(t.TempDir(), "x.pcapng")
+	var stats bytes.Buffer
 	go func() {
-		done <- run([]string{"--lun", "0=ram:1m", "--pcap", capture, "--port", "5556"}, w, os.Stderr)
+		done <- run([]string{"--lun", "0=ram:1m", "--pcap", capture, "--port", "5556", "--stats", "1h"}, w, &stats)
 		w.Close()
 	}()
 	line := make([]byte, 200)
@@ -65,5 +67,41 @@ func TestServeUntilSignal(t *testing.T) {
 	}
 	if st, err := os.Stat(capture); err != nil || st.Size() == 0 {
 		t.Errorf("capture: %v", err)
+	}
+	if !regexp.MustCompile(`^logins 0, rejected 0, ended 0\n  device:.*\n$`).Match(stats.Bytes()) {
+		t.Errorf("statistics %q", stats.String())
+	}
+}
+
+// The last line of --json has the target's counters and the device's, zeros included: a script may rely on them.
+func TestJSONStatistics(t *testing.T) {
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		done <- run([]string{"--lun", "0=ram:1m", "--json"}, w, os.Stderr)
+		w.Close()
+	}()
+	lines := json.NewDecoder(r)
+	var first struct{ Target string }
+	if err := lines.Decode(&first); err != nil || first.Target == "" {
+		t.Fatalf("first line %+v, %v", first, err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	var last struct {
+		Logins *int
+		Device map[string]uint64
+	}
+	if err := lines.Decode(&last); err != nil || last.Logins == nil {
+		t.Fatalf("last line %+v, %v", last, err)
+	}
+	for _, name := range []string{"icrc_errors", "retransmits", "packets_received"} {
+		if n, ok := last.Device[name]; !ok || n != 0 {
+			t.Errorf("%s %d (%v), want 0", name, n, ok)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
