@@ -40,7 +40,7 @@ var guestTests = []guestTest{
 	{scenario: RXE4096, pkg: "rdma/verbs/uverbs", match: "TestRXE$/rxe1"},
 	{scenario: SRPT, script: "kernel-pair.sh"},
 	{scenario: NetNS4096SRPT, script: "refusals.sh"},
-	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", short: true, timeout: 10 * time.Minute},
+	{scenario: SRPT, pkg: "srp", match: "Negotiation|Inquiry|ReadWrite|Large|Channels|Load|Concurrently|SetMode|LoginLoop|NoAllocation", short: true, timeout: 10 * time.Minute},
 	{scenario: SRPT, script: "initiator.sh", timeout: 10 * time.Minute},
 	{scenario: SRPT, script: "modes.sh", timeout: 10 * time.Minute},
 	{scenario: NetNS4096SRPT, script: "initiator.sh", timeout: 10 * time.Minute},
