@@ -1,7 +1,7 @@
 package mlx4
 
 // A completion entry (CQE) belongs to the adapter until its owner bit has the
-// parity of the ring's lap. Poll checks that bit first, fences, reads the rest, and gives slots back by
+// parity of the ring's lap. Poll checks that bit of all entries it can take, fences once, reads the rest, and gives slots back by
 // the consumer index in the doorbell record. One goroutine polls and arms; mu is held against
 // purge only, which runs when a queue pair is reset or destroyed.
 
@@ -70,7 +70,7 @@ func (c *CQ) init(buf, rec, uar unsafe.Pointer, entries, cqeSize int, qps *QPTab
 }
 
 func (c *CQ) entry(i uint32) unsafe.Pointer {
-	return unsafe.Add(c.buf, uintptr(i&(c.entries-1))<<c.shift+c.tail)
+	return unsafe.Add(c.buf, uintptr(i&(c.entries-1))<<(c.shift&31)+c.tail)
 }
 
 // ready reports whether e, entry of index i, is software's.
@@ -116,6 +116,23 @@ func statusOf(syndrome uint8) verbs.WCStatus {
 	return verbs.WCGeneralError
 }
 
+// sendDone says how the completion of each send opcode is reported.
+var sendDone = [cqeOp + 1]struct {
+	opcode verbs.WCOpcode
+	flags  verbs.WCFlags
+	length uint32
+	mask   uint32 // of the entry's byte count
+}{
+	opSendImm:      {flags: verbs.WCWithImm},
+	opRDMAWrite:    {opcode: verbs.WCRDMAWrite},
+	opRDMAWriteImm: {opcode: verbs.WCRDMAWrite, flags: verbs.WCWithImm},
+	opRDMARead:     {opcode: verbs.WCRDMARead, mask: ^uint32(0)},
+	opAtomicCS:     {opcode: verbs.WCCompareSwap, length: 8},
+	opAtomicFA:     {opcode: verbs.WCFetchAdd, length: 8},
+	opLocalInval:   {opcode: verbs.WCLocalInv},
+	opBindMW:       {opcode: verbs.WCBindMW},
+}
+
 // Poll takes up to len(wcs) completions.
 func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 	// The look without the lock is safe: purge leaves the entry at the old index ready.
@@ -124,20 +141,39 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 	}
 	udma.Observed()
 	c.mu.Lock()
+	n, ci := 0, c.ci
+	for n < len(wcs) { // again when entries were of queue pairs that are gone
+		end := c.complete(ci, len(wcs)-n)
+		if end == ci {
+			break
+		}
+		udma.FromDevice() // what they say behind all their owner bits
+		n += c.decode(wcs[n:], ci, end)
+		ci = end
+	}
+	c.ci = ci
+	udma.StoreRecord(c.rec, bits.ReverseBytes32(ci&0xffffff))
+	c.mu.Unlock()
+	return n
+}
+
+// complete returns the index behind the entries from ci on, up to max, that are software's.
+func (c *CQ) complete(ci uint32, max int) uint32 {
+	for ; max > 0 && c.ready(c.entry(ci), ci); max-- {
+		ci++
+	}
+	return ci
+}
+
+// decode reports the entries from ci to end.
+func (c *CQ) decode(wcs []verbs.WorkCompletion, ci, end uint32) (n int) {
 	var (
-		n    int
-		ci   = c.ci
 		q    *QP // the last one seen
 		sent *QP // has an unpublished send count
 		recv *QP // has an unpublished receive count
 	)
-	for n < len(wcs) {
+	for ; ci != end && n < len(wcs); ci++ {
 		e := c.entry(ci)
-		if !c.ready(e, ci) {
-			break
-		}
-		last := udma.LoadDevice32(unsafe.Add(e, 28))
-		ci++
 		qpn := get32(e, 0) & 0xffffff
 		if q == nil || q.qpn != qpn {
 			if q = c.qps.Get(qpn); q == nil {
@@ -145,16 +181,20 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 			}
 		}
 		wc := &wcs[n]
-		*wc = verbs.WorkCompletion{QPN: qpn}
-		op := last >> 24
+		n++
+		op := uint32(*(*uint8)(unsafe.Add(e, 31)))
 		if op&cqeSend != 0 {
-			q.sent += uint32(uint16(get32(e, 24)>>16) - uint16(q.sent))
-			wc.WRID = *(*uint64)(unsafe.Add(q.wrid, uintptr(q.sent&q.sqMask)*8))
-			q.sent++
+			i := get32(e, 24) >> 16
+			wc.WRID = *(*uint64)(unsafe.Add(q.wrid, uintptr(i&q.sqMask)*8))
+			q.sent += uint32(uint16(i-q.sent)) + 1
 			if sent != q {
 				sent.publishSent()
 				sent = q
 			}
+			d := &sendDone[op&cqeOp]
+			wc.Status, wc.Opcode = verbs.WCSuccess, d.opcode
+			wc.ByteLen, wc.ImmData = d.length|get32(e, 20)&d.mask, 0
+			wc.QPN, wc.Flags, wc.VendorErr = qpn, d.flags, 0
 		} else {
 			wc.WRID = *(*uint64)(unsafe.Add(q.rwrid, uintptr(q.received&q.rqMask)*8))
 			q.received++
@@ -162,24 +202,16 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 				recv.publishReceived()
 				recv = q
 			}
-		}
-		switch {
-		case op&cqeOp == cqeError:
-			b := get32(e, 24)
-			wc.Status = statusOf(uint8(b))
-			wc.VendorErr = b >> 8 & 0xff
-		case op&cqeSend != 0:
-			decodeRequester(wc, e, op&cqeOp)
-		default:
+			wc.Status, wc.ImmData, wc.QPN, wc.Flags, wc.VendorErr = verbs.WCSuccess, 0, qpn, 0, 0
 			decodeResponder(wc, e, op&cqeOp)
 		}
-		n++
+		if op&cqeOp == cqeError {
+			b := get32(e, 24)
+			*wc = verbs.WorkCompletion{WRID: wc.WRID, QPN: qpn, Status: statusOf(uint8(b)), VendorErr: b >> 8 & 0xff}
+		}
 	}
 	sent.publishSent()
 	recv.publishReceived()
-	c.ci = ci
-	udma.StoreRecord(c.rec, bits.ReverseBytes32(ci&0xffffff))
-	c.mu.Unlock()
 	return n
 }
 
@@ -192,31 +224,6 @@ func (q *QP) publishSent() {
 func (q *QP) publishReceived() {
 	if q != nil {
 		q.receivedPub.Store(q.received)
-	}
-}
-
-func decodeRequester(wc *verbs.WorkCompletion, e unsafe.Pointer, op uint32) {
-	switch op {
-	case opSendImm:
-		wc.Flags = verbs.WCWithImm
-	case opRDMAWriteImm:
-		wc.Flags = verbs.WCWithImm
-		fallthrough
-	case opRDMAWrite:
-		wc.Opcode = verbs.WCRDMAWrite
-	case opRDMARead:
-		wc.Opcode = verbs.WCRDMARead
-		wc.ByteLen = get32(e, 20)
-	case opAtomicCS:
-		wc.Opcode = verbs.WCCompareSwap
-		wc.ByteLen = 8
-	case opAtomicFA:
-		wc.Opcode = verbs.WCFetchAdd
-		wc.ByteLen = 8
-	case opLocalInval:
-		wc.Opcode = verbs.WCLocalInv
-	case opBindMW:
-		wc.Opcode = verbs.WCBindMW
 	}
 }
 

@@ -53,6 +53,7 @@ const (
 	ctrlOwner = 1 << 31
 	ctrlFence = 0x40 // in the size byte
 	stamped   = 0xffffffff
+	noData    = 0x80000000 // in a data segment: a length of 0
 
 	sendDoorbell = 0x14 // MLX4_SEND_DOORBELL, offset in the UAR page
 )
@@ -76,9 +77,10 @@ var sendOps = [16]struct {
 }
 
 const (
-	kindSend = iota // data segments only
-	kindRDMA        // remote address, data
+	kindNone = iota // no operation
 	kindRare        // atomics and memory keys
+	kindSend        // data segments only
+	kindRDMA        // remote address, data
 )
 
 // ctrlFlags translates verbs.SendSignaled and SendSolicited.
@@ -126,6 +128,7 @@ type QP struct {
 	spare    uint32
 	head     uint32
 	signal   uint32
+	inline   uint32 // bytes of inline data that a request may have
 	sentPub  atomic.Uint32
 
 	// Receive side, PostRecv's.
@@ -152,6 +155,7 @@ func (q *QP) init(l Layout, buf, notes, rec, uar unsafe.Pointer, bf *blueFlame, 
 	q.sqShift, q.rqShift = uint32(l.SendShift), uint32(l.RecvShift)
 	q.sqMask, q.rqMask = uint32(l.SendCount)-1, uint32(l.RecvCount)-1
 	q.spare = uint32(l.SendSpare)
+	q.inline = uint32(l.Cap.MaxInlineData)
 	q.wrid, q.rwrid = notes, unsafe.Add(notes, l.SendCount*8)
 	q.rec = rec
 	q.doorbell = unsafe.Add(uar, sendDoorbell)
@@ -210,77 +214,94 @@ func put64(p unsafe.Pointer, off int, v uint64) {
 	*(*uint64)(unsafe.Add(p, off)) = bits.ReverseBytes64(v)
 }
 
+// chain is what a call of PostSend knows of the requests it has built.
+type chain struct {
+	head uint32
+	free uint32
+	ctrl unsafe.Pointer // of the last WQE
+	ds   uint32         // its 16-byte units
+	copy bool           // it is of a kind that BlueFlame pays for
+}
+
 // PostSend builds one WQE per request and rings once.
 func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
-	var (
-		head = q.head
-		free = uint32(q.cap.MaxSendWR) - (head - q.sentPub.Load())
-		ctrl unsafe.Pointer // of the last good WQE
-		ds   uint32         // its 16-byte units
-		copy bool           // it is of a kind that BlueFlame pays for
-	)
-	for posted < len(wrs) {
-		wr := &wrs[posted]
-		if free == 0 {
-			err = verbs.ErrQueueFull
+	w := chain{head: q.head, free: uint32(q.cap.MaxSendWR) - (q.head - q.sentPub.Load())}
+	for {
+		posted += q.plain(&w, wrs[posted:])
+		if posted == len(wrs) {
 			break
 		}
-		sges := wr.SGList
-		if len(sges) > q.cap.MaxSendSGE {
-			err = errSendSGE
+		if err = q.build(&w, &wrs[posted]); err != nil {
 			break
 		}
+		if posted++; posted < len(wrs) {
+			q.stamp(w.head - 1 + q.spare)
+		}
+	}
+	if posted == 0 {
+		return 0, err
+	}
+	if posted == 1 && w.copy && w.ds > 1 && w.ds <= q.bf.units {
+		*(*uint32)(w.ctrl) |= bits.ReverseBytes32(q.head & 0xffff << 8)
+		*(*uint32)(unsafe.Add(w.ctrl, 4)) |= bits.ReverseBytes32(q.qpn << 8)
+		q.head = w.head
+		bf := q.bf
+		bf.mu.Lock()
+		udma.Published()
+		udma.CopyToRegister(unsafe.Add(bf.base, bf.off), w.ctrl, int(w.ds+3)/4)
+		bf.off ^= bf.half
+		bf.mu.Unlock()
+	} else {
+		q.head = w.head
+		udma.Published()
+		udma.Store32(q.doorbell, bits.ReverseBytes32(q.qpn<<8))
+	}
+	q.stamp(w.head - 1 + q.spare)
+	return posted, err
+}
+
+// plain builds the WQEs of the leading requests that are a SEND, WRITE or READ of one scatter/gather entry, and returns how many.
+// It calls next to nothing, so that what it works with stays in registers. What it does not know it leaves to build.
+func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
+	head := w.head
+	c, n, bf := w.ctrl, w.ds, w.copy
+	i := 0
+	for ; i < len(wrs); i++ {
+		wr := &wrs[i]
 		op := &sendOps[wr.Opcode&15]
-		if op.code == 0 || wr.Opcode > 15 {
-			err = errBadOpcode
+		if len(wr.SGList) != 1 || op.kind < kindSend || wr.Opcode > 15 || head-w.head == w.free {
 			break
 		}
-		inl := wr.Flags&verbs.SendInline != 0
-		total := 0
-		if len(sges) == 1 && op.kind != kindRare && (!inl || wr.Opcode != verbs.OpRDMARead && int(sges[0].Length) <= q.cap.MaxInlineData) {
-			total = int(sges[0].Length) // nothing left to check
-		} else if total, err = q.check(wr); err != nil {
+		sge := &wr.SGList[0]
+		length := sge.Length
+		if wr.Flags&verbs.SendInline != 0 && (wr.Opcode == verbs.OpRDMARead || length > q.inline) {
 			break
 		}
-		c := q.entry(head)
-		*(*uint64)(unsafe.Add(q.wrid, uintptr(head&q.sqMask)*8)) = wr.WRID
-		flags := ctrlFlags[wr.Flags>>1&3] | q.signal
-		imm := wr.ImmData & op.imm
+		idx := head & q.sqMask
+		c = unsafe.Add(q.sq, uintptr(idx)<<(q.sqShift&31))
+		*(*uint64)(unsafe.Add(q.wrid, uintptr(idx)*8)) = wr.WRID
+		put64(c, 8, uint64(ctrlFlags[wr.Flags>>1&3]|q.signal)<<32|uint64(wr.ImmData&op.imm))
 		seg := unsafe.Add(c, segSize)
-		n := uint32(1)
-		bf := false
-		switch op.kind {
-		case kindRDMA:
+		n = 1
+		bf = false
+		if op.kind == kindRDMA {
 			put64(seg, 0, wr.RemoteAddr)
 			put64(seg, 8, uint64(wr.RKey)<<32)
 			seg = unsafe.Add(seg, segSize)
 			n = 2
-			bf = wr.Opcode == verbs.OpRDMARead || len(sges) == 0
-		case kindRare:
-			var strong uint32
-			seg, strong = rare(wr, seg)
-			flags |= strong
-			n = 3
-			if wr.Opcode == verbs.OpBindMW {
-				sges, inl = nil, false
-			}
+			bf = wr.Opcode == verbs.OpRDMARead
 		}
-		put64(c, 8, uint64(flags)<<32|uint64(imm))
-		if inl && len(sges) > 0 {
-			n += putInline(seg, sges)
-			bf = total > 0
-		} else {
-			for i := len(sges) - 1; i >= 0; i-- {
-				d := unsafe.Add(seg, i*segSize)
-				put32(d, 4, sges[i].LKey)
-				put64(d, 8, sges[i].Addr)
-				length := sges[i].Length
-				if length == 0 {
-					length = 0x80000000 // the adapter's way to say none
-				}
-				udma.StoreOrdered(d, bits.ReverseBytes32(length))
+		if wr.Flags&verbs.SendInline == 0 {
+			put32(seg, 4, sge.LKey)
+			put64(seg, 8, sge.Addr)
+			if length == 0 {
+				length = noData
 			}
-			n += uint32(len(sges))
+			udma.StoreOrdered(seg, bits.ReverseBytes32(length))
+			n++
+		} else if length > 0 {
+			bf = true
+			n += inlineOne(seg, udma.Pointer(sge.Addr), int(length))
 		}
 		size := n
 		if wr.Flags&verbs.SendFence != 0 {
@@ -292,34 +313,88 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 			owner |= ctrlOwner
 		}
 		udma.StoreOrdered(c, bits.ReverseBytes32(owner))
+		if i+1 < len(wrs) {
+			q.stamp(head + q.spare)
+		}
 		head++
-		free--
-		posted++
-		ctrl, ds, copy = c, n, bf
-		if posted < len(wrs) {
-			q.stamp(head - 1 + q.spare)
+	}
+	w.free -= head - w.head
+	w.head, w.ctrl, w.ds, w.copy = head, c, n, bf
+	return i
+}
+
+// build makes the WQE of one request of any kind.
+func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
+	if w.free == 0 {
+		return verbs.ErrQueueFull
+	}
+	sges := wr.SGList
+	if len(sges) > q.cap.MaxSendSGE {
+		return errSendSGE
+	}
+	op := &sendOps[wr.Opcode&15]
+	if op.kind == kindNone || wr.Opcode > 15 {
+		return errBadOpcode
+	}
+	inl := wr.Flags&verbs.SendInline != 0
+	total, err := q.check(wr)
+	if err != nil {
+		return err
+	}
+	c := q.entry(w.head)
+	*(*uint64)(unsafe.Add(q.wrid, uintptr(w.head&q.sqMask)*8)) = wr.WRID
+	flags := ctrlFlags[wr.Flags>>1&3] | q.signal
+	imm := wr.ImmData & op.imm
+	seg := unsafe.Add(c, segSize)
+	n := uint32(1)
+	bf := false
+	switch op.kind {
+	case kindRDMA:
+		put64(seg, 0, wr.RemoteAddr)
+		put64(seg, 8, uint64(wr.RKey)<<32)
+		seg = unsafe.Add(seg, segSize)
+		n = 2
+		bf = wr.Opcode == verbs.OpRDMARead || len(sges) == 0
+	case kindRare:
+		var strong uint32
+		seg, strong = rare(wr, seg)
+		flags |= strong
+		n = 3
+		if wr.Opcode == verbs.OpBindMW {
+			sges, inl = nil, false
 		}
 	}
-	if posted == 0 {
-		return 0, err
-	}
-	if posted == 1 && copy && ds > 1 && ds <= q.bf.units {
-		*(*uint32)(ctrl) |= bits.ReverseBytes32(q.head & 0xffff << 8)
-		*(*uint32)(unsafe.Add(ctrl, 4)) |= bits.ReverseBytes32(q.qpn << 8)
-		q.head = head
-		bf := q.bf
-		bf.mu.Lock()
-		udma.Published()
-		udma.CopyToRegister(unsafe.Add(bf.base, bf.off), ctrl, int(ds+3)/4)
-		bf.off ^= bf.half
-		bf.mu.Unlock()
+	put64(c, 8, uint64(flags)<<32|uint64(imm))
+	if inl && len(sges) > 0 {
+		n += putInline(seg, sges)
+		bf = total > 0
 	} else {
-		q.head = head
-		udma.Published()
-		udma.Store32(q.doorbell, bits.ReverseBytes32(q.qpn<<8))
+		for i := len(sges) - 1; i >= 0; i-- {
+			d := unsafe.Add(seg, i*segSize)
+			put32(d, 4, sges[i].LKey)
+			put64(d, 8, sges[i].Addr)
+			length := sges[i].Length
+			if length == 0 {
+				length = noData
+			}
+			udma.StoreOrdered(d, bits.ReverseBytes32(length))
+		}
+		n += uint32(len(sges))
 	}
-	q.stamp(head - 1 + q.spare)
-	return posted, err
+	size := n
+	if wr.Flags&verbs.SendFence != 0 {
+		size |= ctrlFence
+	}
+	put32(c, 4, size)
+	owner := uint32(op.code)
+	if w.head&(q.sqMask+1) != 0 {
+		owner |= ctrlOwner
+	}
+	udma.StoreOrdered(c, bits.ReverseBytes32(owner))
+	w.head++
+	w.free--
+	w.ctrl, w.ds, w.copy = c, n, bf
+	return nil
 }
 
 // Bind segment (mlx4dv.h, MLX4_WQE_MW_*, MLX4_WQE_BIND_*).
@@ -410,18 +485,40 @@ func rare(wr *verbs.SendWorkRequest, seg unsafe.Pointer) (unsafe.Pointer, uint32
 	return unsafe.Add(seg, 2*segSize), flags
 }
 
-// putInline copies the bytes of sges in pieces that end at 64-byte lines, each behind its own header, which is stored after
-// the piece, and returns how many 16-byte units they take. A piece that would be empty gets no header.
+// inlineOne copies n bytes in pieces that end at 64-byte lines, each behind its own header, which is stored after
+// the piece, and returns how many 16-byte units they take. A piece that would be empty gets no header. At seg, the line has
+// at least 32 bytes left.
+func inlineOne(seg, src unsafe.Pointer, n int) uint32 {
+	header, dst := seg, unsafe.Add(seg, 4)
+	room := lineSize - int(uintptr(dst)&(lineSize-1))
+	bytes := n
+	for n >= room {
+		udma.Copy16(dst, src, room)
+		udma.StoreOrdered(header, bits.ReverseBytes32(0x80000000|uint32(room)))
+		src, header, dst = unsafe.Add(src, room), unsafe.Add(dst, room), unsafe.Add(dst, room+4)
+		bytes += 4
+		n -= room
+		room = lineSize - 4
+	}
+	if n > 0 {
+		udma.CopyInline(dst, src, n)
+		udma.StoreOrdered(header, bits.ReverseBytes32(0x80000000|uint32(n)))
+		bytes += 4
+	}
+	return uint32(bytes+segSize-1) / segSize
+}
+
+// putInline does the same with the bytes of several entries.
 func putInline(seg unsafe.Pointer, sges []verbs.SGE) uint32 {
 	header := seg
 	dst := unsafe.Add(seg, 4)
 	room := lineSize - int(uintptr(dst)&(lineSize-1))
 	piece, bytes := 0, 0
 	for i := range sges {
-		src, n := sges[i].Addr, int(sges[i].Length)
+		src, n := udma.Pointer(sges[i].Addr), int(sges[i].Length)
 		for n >= room {
 			udma.CopyInline(dst, src, room)
-			src, n = src+uint64(room), n-room
+			src, n = unsafe.Add(src, room), n-room
 			dst = unsafe.Add(dst, room)
 			piece += room
 			bytes += piece + 4

@@ -1,7 +1,7 @@
 package mlx5
 
 // A completion entry (CQE) belongs to the adapter until its owner bit has the
-// parity of the ring's lap. Poll checks that bit first, fences, reads the rest, and gives slots back by
+// parity of the ring's lap. Poll checks that bit of all entries it can take, fences once, reads the rest, and gives slots back by
 // the consumer index in the doorbell record. One goroutine polls and arms; mu is held against
 // purge only, which runs when a queue pair is reset or destroyed.
 
@@ -79,7 +79,7 @@ func (c *CQ) init(buf, rec unsafe.Pointer, entries, cqeSize int, qps *QPTable, b
 
 // entry is the 64 bytes that describe completion index i.
 func (c *CQ) entry(i uint32) unsafe.Pointer {
-	return unsafe.Add(c.buf, uintptr(i&(c.entries-1))<<c.shift+c.tail)
+	return unsafe.Add(c.buf, uintptr(i&(c.entries-1))<<(c.shift&31)+c.tail)
 }
 
 // ready reports whether e, entry of index i, is software's.
@@ -125,6 +125,23 @@ func statusOf(syndrome uint8) verbs.WCStatus {
 	return verbs.WCGeneralError
 }
 
+// sendDone says how the completion of each send opcode is reported.
+var sendDone = [opUMR + 1]struct {
+	opcode verbs.WCOpcode
+	flags  verbs.WCFlags
+	length uint32
+	mask   uint32 // of the entry's byte count
+	noted  uint32 // mask of the slot's opcode
+}{
+	opSendImm:      {flags: verbs.WCWithImm},
+	opRDMAWrite:    {opcode: verbs.WCRDMAWrite},
+	opRDMAWriteImm: {opcode: verbs.WCRDMAWrite, flags: verbs.WCWithImm},
+	opRDMARead:     {opcode: verbs.WCRDMARead, mask: ^uint32(0)},
+	opAtomicCS:     {opcode: verbs.WCCompareSwap, length: 8},
+	opAtomicFA:     {opcode: verbs.WCFetchAdd, length: 8},
+	opUMR:          {noted: ^uint32(0)},
+}
+
 // Poll takes up to len(wcs) completions.
 func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 	// The look without the lock is safe: purge leaves the entry at the old index ready.
@@ -133,20 +150,39 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 	}
 	udma.Observed()
 	c.mu.Lock()
+	n, ci := 0, c.ci
+	for n < len(wcs) { // again when entries were of queue pairs that are gone
+		end := c.complete(ci, len(wcs)-n)
+		if end == ci {
+			break
+		}
+		udma.FromDevice() // what they say behind all their owner bits
+		n += c.decode(wcs[n:], ci, end)
+		ci = end
+	}
+	c.ci = ci
+	udma.StoreRecord(c.rec, bits.ReverseBytes32(ci&0xffffff))
+	c.mu.Unlock()
+	return n
+}
+
+// complete returns the index behind the entries from ci on, up to max, that are software's.
+func (c *CQ) complete(ci uint32, max int) uint32 {
+	for ; max > 0 && c.ready(c.entry(ci), ci); max-- {
+		ci++
+	}
+	return ci
+}
+
+// decode reports the entries from ci to end.
+func (c *CQ) decode(wcs []verbs.WorkCompletion, ci, end uint32) (n int) {
 	var (
-		n    int
-		ci   = c.ci
 		q    *QP // the last one seen
 		sent *QP // has an unpublished send count
 		recv *QP // has an unpublished receive count
 	)
-	for n < len(wcs) {
+	for ; ci != end && n < len(wcs); ci++ {
 		e := c.entry(ci)
-		if !c.ready(e, ci) {
-			break
-		}
-		last := udma.LoadDevice32(unsafe.Add(e, 60))
-		ci++
 		rsn := get32(e, 32) & 0xffffff
 		if c.byQPN {
 			rsn = get32(e, 56) & 0xffffff
@@ -156,9 +192,9 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 				continue // of a queue pair that is gone
 			}
 		}
-		wc := &wcs[n]
-		*wc = verbs.WorkCompletion{QPN: q.qpn}
+		last := *(*uint32)(unsafe.Add(e, 60))
 		op := last >> 24
+		wc := &wcs[n]
 		switch op >> 4 {
 		case cqeRequester, cqeErrRequester:
 			s := (*slot)(unsafe.Add(q.slots, uintptr(uint32(bits.ReverseBytes16(uint16(last)))&q.sqMask)*slotSize))
@@ -168,11 +204,15 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 				sent.publishSent()
 				sent = q
 			}
-			if op>>4 == cqeRequester {
-				decodeRequester(wc, e, s)
-				if op&cqeCompressed != 0 {
-					q.requesterPayload(wc, e, last)
-				}
+			d := &sendDone[0]
+			if code := get32(e, 56) >> 24; code <= opUMR {
+				d = &sendDone[code]
+			}
+			wc.Status, wc.Opcode = verbs.WCSuccess, d.opcode|verbs.WCOpcode(s.op&d.noted)
+			wc.ByteLen, wc.ImmData = d.length|get32(e, 44)&d.mask, 0
+			wc.QPN, wc.Flags, wc.VendorErr = q.qpn, d.flags, 0
+			if op&cqeCompressed != 0 && op>>4 == cqeRequester {
+				q.requesterPayload(wc, e, last)
 			}
 		case cqeRecvWriteImm, cqeRecvSend, cqeRecvSendImm, cqeRecvSendInv, cqeErrResponder:
 			idx := q.received & q.rqMask
@@ -182,27 +222,22 @@ func (c *CQ) Poll(wcs []verbs.WorkCompletion) int {
 				recv.publishReceived()
 				recv = q
 			}
-			if op>>4 != cqeErrResponder {
-				decodeResponder(wc, e, op>>4)
-				if op&cqeCompressed != 0 {
-					q.responderPayload(wc, e, op, idx)
-				}
+			wc.Status, wc.ImmData, wc.QPN, wc.Flags, wc.VendorErr = verbs.WCSuccess, 0, q.qpn, 0, 0
+			decodeResponder(wc, e, op>>4)
+			if op&cqeCompressed != 0 && op>>4 != cqeErrResponder {
+				q.responderPayload(wc, e, op, idx)
 			}
 		default:
 			continue // none that an RC queue pair makes
 		}
 		if o := op >> 4; o == cqeErrRequester || o == cqeErrResponder {
 			b := get32(e, 52)
-			wc.Status = statusOf(uint8(b))
-			wc.VendorErr = b >> 8 & 0xff
+			*wc = verbs.WorkCompletion{WRID: wc.WRID, QPN: q.qpn, Status: statusOf(uint8(b)), VendorErr: b >> 8 & 0xff}
 		}
 		n++
 	}
 	sent.publishSent()
 	recv.publishReceived()
-	c.ci = ci
-	udma.StoreRecord(c.rec, bits.ReverseBytes32(ci&0xffffff))
-	c.mu.Unlock()
 	return n
 }
 
@@ -215,30 +250,6 @@ func (q *QP) publishSent() {
 func (q *QP) publishReceived() {
 	if q != nil {
 		q.receivedPub.Store(q.received)
-	}
-}
-
-func decodeRequester(wc *verbs.WorkCompletion, e unsafe.Pointer, s *slot) {
-	switch get32(e, 56) >> 24 {
-	case opSendImm:
-		wc.Flags = verbs.WCWithImm
-	case opSend, opSendInval:
-	case opRDMAWriteImm:
-		wc.Flags = verbs.WCWithImm
-		fallthrough
-	case opRDMAWrite:
-		wc.Opcode = verbs.WCRDMAWrite
-	case opRDMARead:
-		wc.Opcode = verbs.WCRDMARead
-		wc.ByteLen = get32(e, 44)
-	case opAtomicCS:
-		wc.Opcode = verbs.WCCompareSwap
-		wc.ByteLen = 8
-	case opAtomicFA:
-		wc.Opcode = verbs.WCFetchAdd
-		wc.ByteLen = 8
-	case opUMR:
-		wc.Opcode = verbs.WCOpcode(s.op)
 	}
 }
 

@@ -65,9 +65,10 @@ var sendOps = [16]struct {
 }
 
 const (
-	kindSend = iota // data segments only
-	kindRDMA        // remote address, data
+	kindNone = iota // no operation
 	kindRare        // atomics and memory keys
+	kindSend        // data segments only
+	kindRDMA        // remote address, data
 )
 
 // ctrlFlags translates verbs.SendFence, SendSignaled and SendSolicited.
@@ -141,6 +142,7 @@ type QP struct {
 	sqMask    uint32
 	pi        uint32 // running block index
 	head      uint32 // requests posted
+	inline    uint32 // bytes of inline data that a request may have
 	signal    uint8  // flags of every request
 	nextFence uint8  // flags that the next request must carry
 	sentPub   atomic.Uint32
@@ -170,6 +172,7 @@ func (q *QP) init(l Layout, buf, notes, rec unsafe.Pointer, reg *Register, signa
 	q.sq = unsafe.Add(buf, l.SendOffset)
 	q.sqEnd = unsafe.Add(buf, l.Bytes)
 	q.sqMask = uint32(l.SendBlocks) - 1
+	q.inline = uint32(l.Cap.MaxInlineData)
 	q.slots = notes
 	q.rwrid = unsafe.Add(notes, l.SendBlocks*int(slotSize))
 	q.rec = rec
@@ -191,117 +194,175 @@ func (q *QP) reset() {
 	}
 }
 
+// chain is what a call of PostSend knows of the requests it has built.
+type chain struct {
+	pi, head uint32
+	free     uint32
+	fence    uint8          // flags that the next request must carry
+	inline   bool           // some WQE of the call carries inline data
+	units    uint32         // 16-byte units of the last WQE
+	ctrl     unsafe.Pointer // of the last WQE
+}
+
 // PostSend builds one WQE per request and rings the doorbell once.
 func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 	if s := verbs.QPState(q.state.Load()); s < verbs.QPReadyToSend {
 		return 0, errSendState
 	}
-	var (
-		pi, head = q.pi, q.head
-		free     = uint32(q.cap.MaxSendWR) - (head - q.sentPub.Load())
-		fence    = q.nextFence
-		sq, end  = q.sq, q.sqEnd
-		ctrl     unsafe.Pointer // of the last good WQE
-		units    uint32         // its 16-byte units
-		inline   bool           // some WQE of the call carries inline data
-	)
-	for posted < len(wrs) {
-		wr := &wrs[posted]
-		op := &sendOps[wr.Opcode&15]
-		if op.code == 0 || wr.Opcode > 15 {
-			err = errBadOpcode
+	w := chain{pi: q.pi, head: q.head, free: uint32(q.cap.MaxSendWR) - (q.head - q.sentPub.Load()), fence: q.nextFence}
+	for {
+		posted += q.plain(&w, wrs[posted:])
+		if posted == len(wrs) {
 			break
 		}
-		if free == 0 {
-			err = verbs.ErrQueueFull
+		if err = q.build(&w, &wrs[posted]); err != nil {
 			break
 		}
-		sges := wr.SGList
-		inl := wr.Flags&verbs.SendInline != 0
-		total := 0
-		if len(sges) == 1 && q.cap.MaxSendSGE > 0 && op.kind != kindRare && (!inl || wr.Opcode != verbs.OpRDMARead && int(sges[0].Length) <= q.cap.MaxInlineData) {
-			total = int(sges[0].Length) // nothing left to check
-		} else if total, err = q.check(wr); err != nil {
-			break
-		}
-		idx := pi & q.sqMask
-		c := unsafe.Add(sq, uintptr(idx)*blockSize)
-		seg := unsafe.Add(c, segSize)
-		ds := uint32(1)
-		flags := ctrlFlags[wr.Flags&7] | q.signal
-		if flags&ctrlFence == 0 {
-			flags |= fence
-		}
-		fence = 0
-		imm := wr.ImmData & op.imm
-		wcop := uint32(0)
-		switch op.kind {
-		case kindRDMA:
-			put64(seg, 0, wr.RemoteAddr)
-			put64(seg, 8, uint64(wr.RKey)<<32)
-			seg = unsafe.Add(seg, segSize)
-			ds = 2
-		case kindRare:
-			seg, ds, imm, wcop = q.rare(wr, seg, imm)
-			if wcop != 0 {
-				fence = ctrlSmallFence
-			}
-			sges, inl = nil, false
-		}
-		switch {
-		case inl && len(sges) == 1 && total > 0 && uintptr(end)-uintptr(seg) >= uintptr(inlineHeader+total):
-			inline = true
-			*(*uint32)(seg) = bits.ReverseBytes32(0x80000000 | uint32(total))
-			udma.CopyInline(unsafe.Add(seg, inlineHeader), sges[0].Addr, total)
-			ds += uint32(inlineHeader+total+segSize-1) / segSize
-		case inl && len(sges) > 0:
-			inline = true
-			ds += putInline(sq, end, seg, sges, total)
-		case len(sges) == 1 && sges[0].Length != 0: // a control and an address segment do not reach the ring's end
-			put64(seg, 0, uint64(sges[0].Length)<<32|uint64(sges[0].LKey))
-			put64(seg, 8, sges[0].Addr)
-			ds++
-		default:
-			ds += putSGEs(sq, end, seg, sges)
-		}
-		put64(c, 8, uint64(flags)<<32|uint64(imm))
-		put64(c, 0, uint64(pi&0xffff)<<40|uint64(op.code)<<32|uint64(q.qpn)<<8|uint64(ds))
-		head++
-		s := (*slot)(unsafe.Add(q.slots, uintptr(idx)*slotSize))
-		s.wrid, s.head, s.op = wr.WRID, head, wcop
-		pi += (ds + 3) / 4
-		ctrl, units = c, ds
-		free--
 		posted++
 	}
 	if posted == 0 {
 		return 0, err
 	}
-	q.pi, q.head, q.nextFence = pi, head, fence
+	q.pi, q.head, q.nextFence = w.pi, w.head, w.fence
 
 	reg := q.reg
 	if reg.shared {
 		reg.mu.Lock()
 	}
 	limit := reg.copyMax
-	if inline {
+	if w.inline {
 		limit = reg.copyInlineMax
 	}
 	dst := unsafe.Add(reg.base, reg.off)
 	reg.off ^= reg.half
 	rec := unsafe.Add(q.rec, 4)
-	recVal := bits.ReverseBytes32(pi & 0xffff)
+	recVal := bits.ReverseBytes32(w.pi & 0xffff)
 	// The doorbell is the last thing: its answer may lead to the next PostSend before this one has returned.
 	udma.Published()
-	if posted == 1 && units > 1 && units <= limit {
-		udma.RingBlueFlame(rec, recVal, dst, ctrl, sq, end, int(units+3)/4)
+	if posted == 1 && w.units > 1 && w.units <= limit {
+		udma.RingBlueFlame(rec, recVal, dst, w.ctrl, q.sq, q.sqEnd, int(w.units+3)/4)
 	} else {
-		udma.Ring(rec, recVal, dst, *(*uint64)(ctrl))
+		udma.Ring(rec, recVal, dst, *(*uint64)(w.ctrl))
 	}
 	if reg.shared {
 		reg.mu.Unlock()
 	}
 	return posted, err
+}
+
+// plain builds the WQEs of the leading requests that are a SEND, WRITE or READ of one scatter/gather entry with data, and returns
+// how many. It calls next to nothing, so that what it works with stays in registers. What it does not know it leaves to build.
+func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
+	if w.fence != 0 || q.cap.MaxSendSGE == 0 {
+		return 0
+	}
+	pi, head := w.pi, w.head
+	c, ds := w.ctrl, w.units
+	i := 0
+	for ; i < len(wrs); i++ {
+		wr := &wrs[i]
+		op := &sendOps[wr.Opcode&15]
+		if len(wr.SGList) != 1 || op.kind < kindSend || wr.Opcode > 15 || head-w.head == w.free {
+			break
+		}
+		sge := &wr.SGList[0]
+		length := sge.Length
+		if length == 0 {
+			break
+		}
+		idx := pi & q.sqMask
+		wqe := unsafe.Add(q.sq, uintptr(idx)*blockSize)
+		seg := unsafe.Add(wqe, segSize)
+		n := uint32(1)
+		if op.kind == kindRDMA {
+			seg = unsafe.Add(seg, segSize)
+			n = 2
+		}
+		if wr.Flags&verbs.SendInline == 0 {
+			put64(seg, 0, uint64(length)<<32|uint64(sge.LKey)) // a control and an address segment do not reach the ring's end
+			put64(seg, 8, sge.Addr)
+			n++
+		} else {
+			if wr.Opcode == verbs.OpRDMARead || length > q.inline || uintptr(q.sqEnd)-uintptr(seg) < uintptr(length)+inlineHeader {
+				break
+			}
+			w.inline = true
+			*(*uint32)(seg) = bits.ReverseBytes32(0x80000000 | length)
+			udma.CopyInline(unsafe.Add(seg, inlineHeader), udma.Pointer(sge.Addr), int(length))
+			n += (inlineHeader + length + segSize - 1) / segSize
+		}
+		if op.kind == kindRDMA {
+			put64(wqe, segSize, wr.RemoteAddr)
+			put64(wqe, segSize+8, uint64(wr.RKey)<<32)
+		}
+		c, ds = wqe, n
+		put64(c, 8, uint64(ctrlFlags[wr.Flags&7]|q.signal)<<32|uint64(wr.ImmData&op.imm))
+		put64(c, 0, uint64(pi&0xffff)<<40|uint64(op.code)<<32|uint64(q.qpn)<<8|uint64(ds))
+		head++
+		s := (*slot)(unsafe.Add(q.slots, uintptr(idx)*slotSize))
+		s.wrid, s.head, s.op = wr.WRID, head, 0
+		pi += (ds + 3) / 4
+	}
+	w.free -= head - w.head
+	w.pi, w.head, w.ctrl, w.units = pi, head, c, ds
+	return i
+}
+
+// build makes the WQE of one request of any kind.
+func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
+	op := &sendOps[wr.Opcode&15]
+	if op.kind == kindNone || wr.Opcode > 15 {
+		return errBadOpcode
+	}
+	if w.free == 0 {
+		return verbs.ErrQueueFull
+	}
+	total, err := q.check(wr)
+	if err != nil {
+		return err
+	}
+	sges := wr.SGList
+	inl := wr.Flags&verbs.SendInline != 0
+	sq, end := q.sq, q.sqEnd
+	idx := w.pi & q.sqMask
+	c := unsafe.Add(sq, uintptr(idx)*blockSize)
+	seg := unsafe.Add(c, segSize)
+	ds := uint32(1)
+	flags := ctrlFlags[wr.Flags&7] | q.signal
+	if flags&ctrlFence == 0 {
+		flags |= w.fence
+	}
+	w.fence = 0
+	imm := wr.ImmData & op.imm
+	wcop := uint32(0)
+	switch op.kind {
+	case kindRDMA:
+		put64(seg, 0, wr.RemoteAddr)
+		put64(seg, 8, uint64(wr.RKey)<<32)
+		seg = unsafe.Add(seg, segSize)
+		ds = 2
+	case kindRare:
+		seg, ds, imm, wcop = q.rare(wr, seg, imm)
+		if wcop != 0 {
+			w.fence = ctrlSmallFence
+		}
+		sges, inl = nil, false
+	}
+	if inl && len(sges) > 0 {
+		w.inline = true
+		ds += putInline(sq, end, seg, sges, total)
+	} else {
+		ds += putSGEs(sq, end, seg, sges)
+	}
+	put64(c, 8, uint64(flags)<<32|uint64(imm))
+	put64(c, 0, uint64(w.pi&0xffff)<<40|uint64(op.code)<<32|uint64(q.qpn)<<8|uint64(ds))
+	w.head++
+	s := (*slot)(unsafe.Add(q.slots, uintptr(idx)*slotSize))
+	s.wrid, s.head, s.op = wr.WRID, w.head, wcop
+	w.pi += (ds + 3) / 4
+	w.free--
+	w.ctrl, w.units = c, ds
+	return nil
 }
 
 // UMR control segment and memory key context (mlx5dv.h, MLX5_WQE_UMR_CTRL_*, MLX5_WQE_MKEY_CONTEXT_*).
@@ -489,17 +550,17 @@ func putInline(sq, end, seg unsafe.Pointer, sges []verbs.SGE, total int) uint32 
 	if uintptr(end)-uintptr(dst) >= uintptr(total) {
 		for i := range sges {
 			n := int(sges[i].Length)
-			udma.CopyInline(dst, sges[i].Addr, n)
+			udma.CopyInline(dst, udma.Pointer(sges[i].Addr), n)
 			dst = unsafe.Add(dst, n)
 		}
 		return units
 	}
 	for i := range sges {
 		n := int(sges[i].Length)
-		src := sges[i].Addr
+		src := udma.Pointer(sges[i].Addr)
 		if room := int(uintptr(end) - uintptr(dst)); n >= room {
 			udma.CopyInline(dst, src, room)
-			src += uint64(room)
+			src = unsafe.Add(src, room)
 			n -= room
 			dst = sq
 		}

@@ -52,17 +52,18 @@ func recorded(in []golden.Event) (out []Event) {
 	return out
 }
 
-// sequence writes events as words, consecutive stores to one queue as one.
+// sequence writes events as words, consecutive stores to one queue as one, and likewise consecutive fences of loads: the
+// library has one for each completion of a poll, the driver one for all.
 func sequence(in []Event) (out []string) {
 	for _, e := range in {
 		w := ""
 		switch {
 		case e.Fence == "lock":
 			continue
-		case e.Fence != "":
+		case e.Fence != "" && e.Fence != "lfence":
 			w = e.Fence
-		case strings.HasSuffix(e.Store, "q"):
-			w = e.Store
+		case e.Fence != "" || strings.HasSuffix(e.Store, "q"): // fences of loads with no store between, too
+			w = e.Fence + e.Store
 			if n := len(out); n > 0 && out[n-1] == w {
 				continue
 			}

@@ -100,10 +100,7 @@ TEXT ·Store64(SB), NOSPLIT, $0-16
 	MOVQ CX, (AX)
 	RET
 
-// func LoadDevice32(p unsafe.Pointer) uint32
-TEXT ·LoadDevice32(SB), NOSPLIT, $0-12
-	MOVQ p+0(FP), AX
-	MOVL (AX), AX
+// func FromDevice()
+TEXT ·FromDevice(SB), NOSPLIT, $0-0
 	LFENCE
-	MOVL AX, ret+8(FP)
 	RET

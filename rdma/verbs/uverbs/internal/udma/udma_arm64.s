@@ -82,10 +82,7 @@ TEXT ·Store64(SB), NOSPLIT, $0-16
 	MOVD R1, (R0)
 	RET
 
-// func LoadDevice32(p unsafe.Pointer) uint32
-TEXT ·LoadDevice32(SB), NOSPLIT, $0-12
-	MOVD  p+0(FP), R0
-	MOVWU (R0), R1
+// func FromDevice()
+TEXT ·FromDevice(SB), NOSPLIT, $0-0
 	DSB_LD
-	MOVW  R1, ret+8(FP)
 	RET

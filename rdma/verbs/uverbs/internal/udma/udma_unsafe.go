@@ -52,10 +52,10 @@ func Store32(reg unsafe.Pointer, val uint32)
 //go:noescape
 func Store64(reg unsafe.Pointer, val uint64)
 
-// LoadDevice32 loads a word that the device writes last, and orders all later loads behind it.
+// FromDevice orders all later loads behind the earlier ones: behind that of the word which the device writes last.
 //
 //go:noescape
-func LoadDevice32(p unsafe.Pointer) uint32
+func FromDevice()
 
 // Pointer is the address in a scatter/gather entry as a pointer: memory outside
 // Go's heap that the caller promises to be mapped.
@@ -69,26 +69,14 @@ func Gather(dst []byte, addr uint64) {
 	}
 }
 
-// CopyInline copies n bytes at virtual address addr to dst. It is made for the few dozen bytes of inline data,
-// where a call of memmove costs more than the copy.
-func CopyInline(dst unsafe.Pointer, addr uint64, n int) {
-	src := Pointer(addr)
+// CopyInline copies n bytes at src to dst. It is made for the few dozen bytes of inline data, where a call of memmove
+// costs more than the copy.
+func CopyInline(dst, src unsafe.Pointer, n int) {
 	switch {
 	case n > 256:
 		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
 	case n >= 16:
-		i := 0
-		for ; i+32 <= n; i += 32 {
-			a, b := *(*[2]uint64)(unsafe.Add(src, i)), *(*[2]uint64)(unsafe.Add(src, i+16))
-			*(*[2]uint64)(unsafe.Add(dst, i)), *(*[2]uint64)(unsafe.Add(dst, i+16)) = a, b
-		}
-		if i+16 <= n {
-			*(*[2]uint64)(unsafe.Add(dst, i)) = *(*[2]uint64)(unsafe.Add(src, i))
-			i += 16
-		}
-		if i < n { // the rest, together with bytes already copied
-			*(*[2]uint64)(unsafe.Add(dst, n-16)) = *(*[2]uint64)(unsafe.Add(src, n-16))
-		}
+		Copy16(dst, src, n)
 	case n >= 8:
 		*(*uint64)(dst) = *(*uint64)(src)
 		*(*uint64)(unsafe.Add(dst, n-8)) = *(*uint64)(unsafe.Add(src, n-8))
@@ -97,4 +85,13 @@ func CopyInline(dst unsafe.Pointer, addr uint64, n int) {
 			*(*byte)(unsafe.Add(dst, i)) = *(*byte)(unsafe.Add(src, i))
 		}
 	}
+}
+
+// Copy16 is CopyInline for at least 16 bytes, small enough for the compiler to put it where it is used.
+func Copy16(dst, src unsafe.Pointer, n int) {
+	for i := 0; i < n-16; i += 16 {
+		*(*[2]uint64)(unsafe.Add(dst, i)) = *(*[2]uint64)(unsafe.Add(src, i))
+	}
+	// The rest, together with bytes already copied.
+	*(*[2]uint64)(unsafe.Add(dst, n-16)) = *(*[2]uint64)(unsafe.Add(src, n-16))
 }

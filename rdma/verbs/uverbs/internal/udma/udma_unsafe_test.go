@@ -44,11 +44,8 @@ func TestStores(t *testing.T) {
 		want[16+i] = ring[(16+i)%len(ring)]
 	}
 	check("RingBlueFlame", want)
-	mem[3] = 0xcafe0000f00d
-	if v := LoadDevice32(at(3)); v != 0xf00d {
-		t.Errorf("LoadDevice32 gave %#x", v)
-	}
-	mem[3] = 0
+	FromDevice()
+	check("FromDevice", nil)
 	b := []byte{1, 2, 3}
 	if p := Pointer(uint64(uintptr(unsafe.Pointer(&b[0])))); *(*byte)(p) != 1 {
 		t.Errorf("Pointer lost its way")
