@@ -61,12 +61,13 @@ vet:
 	$(GO) vet -tags guest ./internal/vmtest
 	GOARCH=arm64 $(GO) vet ./...
 
-libcost: ## nanoseconds per work request beside libmlx5 and libmlx4 (needs gcc and libibverbs-dev)
+libcost: ## nanoseconds per work request beside libmlx5 and libmlx4, in alternating rounds (needs gcc and libibverbs-dev)
 	@d=$$(mktemp -d); trap 'rm -rf $$d' EXIT; \
 	cc -O2 -rdynamic -o $$d/libcost rdma/verbs/uverbs/testdata/libcost/libcost.c -libverbs -lmlx5 -lmlx4 -ldl; \
+	$(GO) build -o $$d/compare ./rdma/verbs/uverbs/internal/golden/cmd/libcost; \
 	for f in mlx5 mlx4; do \
-		echo "== $$f, C"; $$d/libcost $$f $$d/$$f; \
-		echo "== $$f, Go"; $(GO) test -run '^$$' -bench . -benchtime 400x ./rdma/verbs/uverbs/internal/$$f | grep Benchmark; \
+		$(GO) test -c -o $$d/$$f.test ./rdma/verbs/uverbs/internal/$$f; \
+		$$d/compare $$d/libcost $$d/$$f.test $$f; \
 	done
 
 format:

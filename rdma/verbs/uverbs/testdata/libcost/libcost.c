@@ -1,14 +1,14 @@
 /*
  * libcost measures what libmlx5 and libmlx4 of the installed rdma-core need per work request posted and
  * per completion polled, on ordinary memory: the counterpart of the Go benchmarks in
- * internal/mlx5 and internal/mlx4. `make libcost` runs both.
+ * internal/mlx5 and internal/mlx4. `make libcost` runs both in turn. A line is a name and nanoseconds, the median of the repetitions.
  *
  * The kernel is imitated in this process: open, stat, write, ioctl and mmap of the device file are
  * defined here and so replace the C library's for libibverbs. The ioctl answers ENOTTY, as before Linux 4.20, so every command
  * comes by write().
  *
  *	cc -O2 -rdynamic -o libcost libcost.c -libverbs -lmlx5 -lmlx4 -ldl
- *	./libcost mlx5|mlx4 DIR        DIR: for a made-up sysfs
+ *	./libcost mlx5|mlx4 DIR [N]    DIR: for a made-up sysfs; N repetitions (400)
  *	./libcost mlx5|mlx4 DIR bind   prints the work queue entries of BIND_MW instead, for edge_test.go
  */
 #define _GNU_SOURCE
@@ -215,7 +215,9 @@ static void fail(const char *what)
 	exit(1);
 }
 
-enum { ROUND = 1024, REPEAT = 400 };
+enum { ROUND = 1024, REPEAT = 10000 };
+
+static int repeat = 400;
 
 static int cmp(const void *a, const void *b)
 {
@@ -226,7 +228,7 @@ static int cmp(const void *a, const void *b)
 static void report(const char *name, double *t, int n)
 {
 	qsort(t, n, sizeof *t, cmp);
-	printf("%-28s %7.1f ns (median of %d; fastest %.1f)\n", name, t[n / 2], n, t[0]);
+	printf("%s %.2f\n", name, t[n / 2]);
 }
 
 /* post times ROUND requests in chains of batch, and the polls that retire them. */
@@ -243,7 +245,7 @@ static void post(const char *name, struct ibv_send_wr *proto, int batch, uint8_t
 		wr[i].sg_list = &sge[i];
 		wr[i].next = i + 1 < batch ? &wr[i + 1] : NULL;
 	}
-	for (int k = 0; k < REPEAT; k++) {
+	for (int k = 0; k < repeat; k++) {
 		double t = now();
 		for (int i = 0; i < ROUND; i += batch)
 			if (ibv_post_send(qp, wr, &bad))
@@ -262,9 +264,9 @@ static void post(const char *name, struct ibv_send_wr *proto, int batch, uint8_t
 	}
 	char line[64];
 	snprintf(line, sizeof line, "%s/batch%d", name, batch);
-	report(line, tp, REPEAT);
-	if (batch == 1 && proto->opcode == IBV_WR_SEND && !(proto->send_flags & IBV_SEND_INLINE))
-		report("poll/16", tc, REPEAT);
+	report(line, tp, repeat);
+	if (batch == 16 && proto->opcode == IBV_WR_SEND && !(proto->send_flags & IBV_SEND_INLINE))
+		report("poll", tc, repeat);
 }
 
 static void print(uint8_t *w)
@@ -372,10 +374,14 @@ int main(int argc, char **argv)
 	attr.qp_state = IBV_QPS_RTS;
 	if (ibv_modify_qp(qp, &attr, IBV_QP_STATE))
 		fail("RTS");
-	if (argc == 4) {
+	if (argc == 4 && strcmp(argv[3], "bind") == 0) {
 		bind(pd);
 		return 0;
 	}
+	if (argc == 4)
+		repeat = atoi(argv[3]);
+	if (repeat < 1 || repeat > REPEAT)
+		return 2;
 	if (mlx4) {
 		struct mlx4dv_cq d;
 		struct mlx4dv_obj o = {.cq = {.in = cq, .out = &d}};
@@ -404,13 +410,13 @@ int main(int argc, char **argv)
 	}
 	static double te[REPEAT];
 	struct ibv_wc wc[16];
-	for (int k = 0; k < REPEAT; k++) {
+	for (int k = 0; k < repeat; k++) {
 		double t = now();
 		for (int i = 0; i < ROUND; i++)
 			if (ibv_poll_cq(cq, 16, wc))
 				fail("an entry from nowhere");
 		te[k] = (now() - t) / ROUND;
 	}
-	report("poll/empty", te, REPEAT);
+	report("pollempty", te, repeat);
 	return 0;
 }
