@@ -22,8 +22,7 @@ const (
 	cqeSend  = 0x40
 	cqeOp    = 0x1f
 
-	cqeRecvWriteImm = 0
-	cqeRecvSend     = 1
+	cqeRecvWriteImm = 0 // 1 is a SEND
 	cqeRecvSendImm  = 2
 	cqeRecvSendInv  = 3
 	cqeError        = 0x1e
@@ -65,7 +64,7 @@ func (c *CQ) init(buf, rec, uar unsafe.Pointer, entries, cqeSize int, qps *QPTab
 	c.tail = uintptr(cqeSize - 32)
 	c.qps = qps
 	c.armReg = unsafe.Add(uar, armDoorbell)
-	c.sn.Store(1)
+	c.sn.Store(1) // of which two bits travel
 	*(*uint64)(rec) = 0
 }
 
@@ -290,7 +289,7 @@ func (c *CQ) purge(qpn uint32) {
 			d := c.entry(i + freed)
 			p := (*uint8)(unsafe.Add(d, 31))
 			own := *p & cqeOwner
-			copy(unsafe.Slice((*byte)(d), 32), unsafe.Slice((*byte)(e), 32))
+			*(*[32]byte)(d) = *(*[32]byte)(e)
 			*p = *p&^cqeOwner | own
 		}
 	}
