@@ -40,7 +40,7 @@ var allowed = map[string][]string{
 	"rdma/verbs/uverbs/internal/udma":       {},
 	"rdma/verbs/uverbs/internal/dbrec":      {"rdma/hostmem"},
 	"rdma/verbs/uverbs/internal/golden":     {"rdma/verbs", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/kernel", "golang.org/x/sys/unix"},
-	"rdma/verbs/uverbs/internal/storetrace": {"rdma/verbs/uverbs/internal/golden", "golang.org/x/arch/x86/x86asm", "golang.org/x/sys/unix"},
+	"rdma/verbs/uverbs/internal/storetrace": {"rdma/verbs/uverbs/internal/golden", "internal/require", "golang.org/x/arch/x86/x86asm", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/mlxtest":             {"rdma/verbs", "rdma/cm", "rdma/verbs/uverbs", "rdma/verbs/uverbs/internal/...", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/internal/numtable":   {},
 	"rdma/verbs/uverbs/internal/kernel":     {"rdma/verbs/uverbs/internal/abi", "rdma/verbs", "golang.org/x/sys/unix"},

@@ -245,3 +245,126 @@ func TestStampedRing(t *testing.T) {
 		}
 	}
 }
+
+// TestOwner: an entry of the other lap is the adapter's, whatever else its last byte says.
+func TestOwner(t *testing.T) {
+	r := pair(t)
+	c := r.cqs[0]
+	var wcs [2]verbs.WorkCompletion
+	for _, ci := range []uint32{0, 16, 0xfffff0} {
+		c.ci = ci
+		size := len(r.cqBuf[0]) / 16
+		for op := range 0x80 {
+			r.cqBuf[0][size-1] = byte(op)
+			if ci&16 == 0 {
+				r.cqBuf[0][size-1] |= 0x80
+			}
+			if n := c.Poll(wcs[:]); n != 0 {
+				t.Fatalf("index %#x: an entry %#x of the adapter's was polled", ci, op)
+			}
+		}
+	}
+}
+
+// TestIndexBits looks at the consumer index where all of its 24 bits are in use, and where it wraps.
+func TestIndexBits(t *testing.T) {
+	for _, ci := range []uint32{0x555555, 0xaaaaaa, 0xfffffe, 0xffffff, 0xffffffff} {
+		r := pair(t)
+		c := r.cqs[0]
+		c.ci = ci
+		q := r.qps[1]
+		q.qpn = 0xffffff
+		r.table.Set(q.qpn, q)
+		if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: 5}, {WRID: 6}}); err != nil {
+			t.Fatal(err)
+		}
+		size := len(r.cqBuf[0]) / 16
+		for i := range uint32(2) {
+			e := r.RecvCQE(1, ci+i)
+			d := e[c.tail:]
+			d[0] = 0xa5                                               // not of the number
+			binary.BigEndian.PutUint32(d[8:], 0x7fffffff*(1-i)|i<<31) // path and source, then that there is a GRH
+			copy(r.cqBuf[0][int((ci+i)&15)*size:], e)
+		}
+		var wcs [2]verbs.WorkCompletion
+		if n := c.Poll(wcs[:]); n != 2 || wcs[0].WRID != 5 || wcs[1].WRID != 6 || wcs[0].QPN != 0xffffff {
+			t.Fatalf("index %#x: %d completions %+v", ci, n, wcs)
+		}
+		if wcs[0].Flags != 0 || wcs[1].Flags != verbs.WCWithGRH {
+			t.Errorf("flags %#x and %#x", wcs[0].Flags, wcs[1].Flags)
+		}
+		next := (ci + 2) & 0xffffff
+		if got := binary.BigEndian.Uint32(r.cqRec[0]); got != next {
+			t.Errorf("index %#x: the record says %#x, want %#x", ci, got, next)
+		}
+		c.Arm(true)
+		if got := binary.BigEndian.Uint32(r.cqRec[0][4:]); got != 0x11000000|next {
+			t.Errorf("index %#x: the arm record says %#x", ci, got)
+		}
+		if got := binary.BigEndian.Uint64(r.uars[0][0x20:]); got != 0x11000400<<32|uint64(next) {
+			t.Errorf("index %#x: the arm doorbell says %#x", ci, got)
+		}
+	}
+}
+
+// TestPurgeOfAnyNumber: entries are told apart by all 24 bits of the number, and by no others.
+func TestPurgeOfAnyNumber(t *testing.T) {
+	r := pair(t)
+	r.cqs[0].ci = 0xffffffff
+	size := len(r.cqBuf[0]) / 16
+	for i, n := range []uint32{0xffffff, 0x7fffff, 0xfffffe, 0xffffff, 0xffefff} {
+		e := r.RecvCQE(0, uint32(i-1))
+		binary.BigEndian.PutUint32(e[r.cqs[0].tail:], uint32(i)<<24|n)
+		for k := range 24 {
+			e[int(r.cqs[0].tail)+4+k] = byte(i)
+		}
+		copy(r.cqBuf[0][int(i-1)&15*size:], e)
+	}
+	r.cqs[0].purge(0xffffff)
+	if got := binary.BigEndian.Uint32(r.cqRec[0]); got != 1 {
+		t.Errorf("consumer index %d", got)
+	}
+	for k, i := range []int{1, 2, 4} {
+		e := r.cqBuf[0][(k+1)*size+int(r.cqs[0].tail):][:32]
+		for b := range 24 {
+			if e[4+b] != byte(i) {
+				t.Fatalf("entry %d is not the one that was at %d: %x", k, i, e)
+			}
+		}
+	}
+}
+
+// TestStaleCompletions: what a completion has no word for is zero, whatever the caller's memory held.
+func TestStaleCompletions(t *testing.T) {
+	r := pair(t)
+	q, c := r.qps[0], r.cqs[0]
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{WRID: 1}, {WRID: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: 3}, {WRID: 4}}); err != nil {
+		t.Fatal(err)
+	}
+	size := len(r.cqBuf[0]) / 16
+	for i, e := range [][]byte{r.SendCQE(0, 0, 0), failed(r.cqe(0, 1, 1, cqeSend|cqeError), 0x8115), r.RecvCQE(0, 2), failed(r.cqe(0, 3, 3, cqeError), 0xf505)} {
+		copy(r.cqBuf[0][i*size:], e)
+	}
+	stale := verbs.WorkCompletion{WRID: 1<<64 - 1, Status: 1<<31 - 1, Opcode: 1<<31 - 1, ByteLen: 1<<32 - 1, ImmData: 1<<32 - 1, QPN: 1<<32 - 1,
+		Flags: 1<<31 - 1, VendorErr: 1<<32 - 1}
+	wcs := [5]verbs.WorkCompletion{stale, stale, stale, stale, stale}
+	want := [5]verbs.WorkCompletion{
+		{WRID: 1, QPN: q.qpn},
+		{WRID: 2, QPN: q.qpn, Status: verbs.WCRetryExceeded, VendorErr: 0x81},
+		{WRID: 3, QPN: q.qpn, Opcode: verbs.WCRecv},
+		{WRID: 4, QPN: q.qpn, Status: verbs.WCFlushError, VendorErr: 0xf5},
+		stale,
+	}
+	if n := c.Poll(wcs[:]); n != 4 || wcs != want {
+		t.Errorf("%d completions\n%+v, want\n%+v", n, wcs, want)
+	}
+}
+
+// failed puts vendor code and syndrome into an entry.
+func failed(e []byte, code uint16) []byte {
+	binary.BigEndian.PutUint16(e[len(e)-32+26:], code)
+	return e
+}

@@ -292,3 +292,151 @@ func TestOneWideReceive(t *testing.T) {
 		t.Errorf("%+v, %v", l, err)
 	}
 }
+
+// TestOwner: an entry of the other lap is the adapter's, whatever else its last byte says, and one never written in any lap.
+func TestOwner(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	c := r.cqs[0]
+	var wcs [2]verbs.WorkCompletion
+	for _, ci := range []uint32{0, 16, 0xfffff0} {
+		c.ci = ci
+		other := byte(1)
+		if ci&16 != 0 {
+			other = 0
+		}
+		for op := range 0x100 {
+			if op := byte(op); op&1 != other && op>>4 != cqeInvalid {
+				continue
+			}
+			r.cqBuf[0][63] = byte(op)
+			if n := c.Poll(wcs[:]); n != 0 {
+				t.Fatalf("index %#x: an entry %#x of the adapter's was polled", ci, op)
+			}
+		}
+	}
+}
+
+// TestIndexBits looks at the consumer index where all of its 24 bits are in use, and where it wraps.
+func TestIndexBits(t *testing.T) {
+	for _, ci := range []uint32{0x555555, 0xaaaaaa, 0xfffffe, 0xffffff, 0xffffffff} {
+		for _, profile := range []string{"mlx5-static", "mlx5-legacy"} {
+			r := pair(t, profile)
+			c := r.cqs[0]
+			c.ci = ci
+			q := r.qps[0]
+			at := 32
+			if c.byQPN {
+				q.qpn, q.rsn, at = 0xffffff, 0xffffff, 56
+				r.table.Set(q.rsn, q)
+			}
+			if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: 5}, {WRID: 6}, {WRID: 7}}); err != nil {
+				t.Fatal(err)
+			}
+			for i, grh := range []uint32{^uint32(3 << 28), 1 << 28, 2 << 28} {
+				e := r.RecvCQE(0, ci+uint32(i))
+				e[at] = 0xa5 // not of the number
+				binary.BigEndian.PutUint32(e[24:], grh)
+				r.arrive(int((ci+uint32(i))&15), e)
+			}
+			var wcs [3]verbs.WorkCompletion
+			if n := c.Poll(wcs[:]); n != 3 || wcs[0].WRID != 5 || wcs[1].WRID != 6 || wcs[2].QPN != q.qpn {
+				t.Fatalf("%s index %#x: %d completions %+v", profile, ci, n, wcs)
+			}
+			if wcs[0].Flags != 0 || wcs[1].Flags != verbs.WCWithGRH || wcs[2].Flags != verbs.WCWithGRH {
+				t.Errorf("flags %#x, %#x, %#x", wcs[0].Flags, wcs[1].Flags, wcs[2].Flags)
+			}
+			next := (ci + 3) & 0xffffff
+			if got := binary.BigEndian.Uint32(r.cqRec[0]); got != next {
+				t.Errorf("index %#x: the record says %#x, want %#x", ci, got, next)
+			}
+			c.Arm(true)
+			if got := binary.BigEndian.Uint32(r.cqRec[0][4:]); got != 0x01000000|next {
+				t.Errorf("index %#x: the arm record says %#x", ci, got)
+			}
+			if got := binary.BigEndian.Uint64(r.uars[0][0x20:]); got != 0x01000000<<32|uint64(next)<<32|0x400 {
+				t.Errorf("index %#x: the arm doorbell says %#x", ci, got)
+			}
+		}
+	}
+}
+
+// TestPurgeOfAnyNumber: entries are told apart by all 24 bits of what they call the queue pair, and by no others; the owner bits of
+// their places stay.
+func TestPurgeOfAnyNumber(t *testing.T) {
+	for _, profile := range []string{"mlx5-static", "mlx5-legacy"} {
+		for _, size := range []int{64, 128} {
+			r := pair(t, profile)
+			c := r.cqs[0]
+			ring := r.alloc(16 * size)
+			c.init(addr(ring), addr(r.cqRec[0]), 16, size, &r.table, c.byQPN)
+			c.ci = 0xffffffff
+			at := 32
+			if c.byQPN {
+				at = 56
+			}
+			for i, n := range []uint32{0xffffff, 0x7fffff, 0xfffffe, 0xffffff, 0xffefff} {
+				e := r.RecvCQE(0, uint32(i-1))
+				for k := range size - 4 {
+					if k != size-64+35 { // of the index in the legacy profile
+						e[k] = byte(i)
+					}
+				}
+				binary.BigEndian.PutUint32(e[size-64+at:], uint32(i)<<24|n)
+				copy(ring[int(i-1)&15*size:], e)
+			}
+			c.purge(0xffffff)
+			if got := binary.BigEndian.Uint32(r.cqRec[0]); got != 1 {
+				t.Errorf("%s: consumer index %d", profile, got)
+			}
+			for k, i := range []int{1, 2, 4} {
+				e := ring[(k+1)*size:][:size]
+				for b, v := range e[:size-4] {
+					if b >= size-64+at && b < size-64+at+4 || b == size-64+35 {
+						continue
+					}
+					if v != byte(i) {
+						t.Fatalf("%s: entry %d is not the one that was at %d: %x", profile, k, i, e)
+					}
+				}
+				if e[size-1] != cqeRecvSend<<4 {
+					t.Errorf("%s: entry %d ends with %#x", profile, k, e[size-1])
+				}
+			}
+		}
+	}
+}
+
+// TestStaleCompletions: what a completion has no word for is zero, whatever the caller's memory held.
+func TestStaleCompletions(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	q, c := r.qps[0], r.cqs[0]
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{WRID: 1}, {WRID: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: 3}, {WRID: 4}}); err != nil {
+		t.Fatal(err)
+	}
+	size := len(r.cqBuf[0]) / 16
+	for i, e := range [][]byte{r.SendCQE(0, 0, 0), failed(r.cqe(0, 1, 1, cqeErrRequester, opSend), 0x8115), r.RecvCQE(0, 2), failed(r.cqe(0, 3, 3, cqeErrResponder, 0), 0xf505)} {
+		copy(r.cqBuf[0][i*size:], e)
+	}
+	stale := verbs.WorkCompletion{WRID: 1<<64 - 1, Status: 1<<31 - 1, Opcode: 1<<31 - 1, ByteLen: 1<<32 - 1, ImmData: 1<<32 - 1, QPN: 1<<32 - 1,
+		Flags: 1<<31 - 1, VendorErr: 1<<32 - 1}
+	wcs := [5]verbs.WorkCompletion{stale, stale, stale, stale, stale}
+	want := [5]verbs.WorkCompletion{
+		{WRID: 1, QPN: q.qpn},
+		{WRID: 2, QPN: q.qpn, Status: verbs.WCRetryExceeded, VendorErr: 0x81},
+		{WRID: 3, QPN: q.qpn, Opcode: verbs.WCRecv},
+		{WRID: 4, QPN: q.qpn, Status: verbs.WCFlushError, VendorErr: 0xf5},
+		stale,
+	}
+	if n := c.Poll(wcs[:]); n != 4 || wcs != want {
+		t.Errorf("%d completions\n%+v, want\n%+v", n, wcs, want)
+	}
+}
+
+// failed puts vendor code and syndrome into an entry.
+func failed(e []byte, code uint16) []byte {
+	binary.BigEndian.PutUint16(e[54:], code)
+	return e
+}

@@ -2,7 +2,6 @@ package mlx5
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
 	"srp-initiator/rdma/hostmem"
@@ -13,15 +12,10 @@ import (
 // recordedLimits are those that the recordings' kernel reported.
 var recordedLimits = Limits{MaxSendDesc: 1024, MaxRecvDesc: 512, MaxSendBlocks: 32768, MaxRecvWR: 32768}
 
-func capOf(c golden.Cap) verbs.QPCap {
-	return verbs.QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE,
-		MaxRecvSGE: c.MaxRecvSGE, MaxInlineData: c.MaxInlineData}
-}
-
 // checkLayout compares a queue pair's computed shape with the recorded one.
 func checkLayout(l Layout, q *golden.QP) error {
 	got := fmt.Sprint(l.SendBlocks, l.RecvCount, l.SendOffset, l.Bytes, l.Cap)
-	want := fmt.Sprint(q.SQEntries, q.RQEntries, q.SQOffset, q.BufBytes, capOf(q.ReturnedCap))
+	want := fmt.Sprint(q.SQEntries, q.RQEntries, q.SQOffset, q.BufBytes, q.ReturnedCap.Verbs())
 	if got != want {
 		return fmt.Errorf("layout of %s: %s, want %s", q.Name, got, want)
 	}
@@ -85,7 +79,7 @@ func newRig(c *golden.Case) (*rig, error) {
 	regs := map[string]*Register{}
 	for i := range c.Setup.QP {
 		g := &c.Setup.QP[i]
-		l, err := SizeQP(capOf(g.RequestedCap), recordedLimits)
+		l, err := SizeQP(g.RequestedCap.Verbs(), recordedLimits)
 		if err == nil {
 			err = checkLayout(l, g)
 		}
@@ -181,75 +175,16 @@ func (r *rig) Close() {
 	}
 }
 
-const ownVectors = "../../testdata/golden"
-
-// TestGolden plays every recorded case: sizes, entries, records, register
-// stores, completions. The kernel commands are in the control group, which TestGoldenControl plays.
-func TestGolden(t *testing.T) {
-	for _, dir := range golden.Dirs(ownVectors) {
-		files, err := golden.Load(dir, "mlx5")
-		if err != nil {
-			t.Fatal(err)
+var driver = golden.Driver{
+	Device: "mlx5",
+	New:    func(c *golden.Case) (golden.Rig, error) { return newRig(c) },
+	Caps: func(s *golden.Step) (refused, err error) {
+		l, refused := SizeQP(s.Args.Cap.Verbs(), recordedLimits)
+		if refused == nil && s.Ret == 0 {
+			err = checkLayout(l, &s.QPs[0])
 		}
-		if len(files) == 0 {
-			t.Fatalf("no mlx5 vectors below %s", dir)
-		}
-		for _, f := range files {
-			if f.Group == "control" {
-				continue
-			}
-			t.Run(f.Group, func(t *testing.T) {
-				cases, steps := 0, 0
-				for i := range f.Cases {
-					c := &f.Cases[i]
-					t.Run(c.Profile+"/"+c.Name, func(t *testing.T) { playCase(t, c, nil) })
-					cases++
-					steps += len(c.Steps)
-				}
-				t.Logf("%s: %d cases, %d steps", strings.TrimPrefix(f.Path, dir), cases, steps)
-			})
-		}
-	}
+		return refused, err
+	},
 }
 
-func playCase(t testing.TB, c *golden.Case, around golden.Around) {
-	if c.Group == "qp_caps" {
-		for _, err := range playCaps(c) {
-			t.Error(err)
-		}
-		return
-	}
-	golden.FillMemory()
-	r, err := newRig(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	p := golden.Player{Case: c, Rig: r, Around: around}
-	p.Play()
-	for _, e := range p.Errors {
-		t.Error(e)
-	}
-}
-
-func playCaps(c *golden.Case) (errs []error) {
-	for i := range c.Steps {
-		s := &c.Steps[i]
-		if s.Call != "ibv_create_qp" {
-			errs = append(errs, fmt.Errorf("step %d: unexpected call %s", i, s.Call))
-			continue
-		}
-		l, err := SizeQP(capOf(*s.Args.Cap), recordedLimits)
-		switch {
-		case s.Ret != 0 && (err == nil || golden.Errno(err) != s.Errno):
-			errs = append(errs, fmt.Errorf("step %d: %v, want %s", i, err, s.Errno))
-		case s.Ret == 0 && err != nil:
-			errs = append(errs, fmt.Errorf("step %d: %v", i, err))
-		case s.Ret == 0:
-			if err := checkLayout(l, &s.QPs[0]); err != nil {
-				errs = append(errs, fmt.Errorf("step %d: %v", i, err))
-			}
-		}
-	}
-	return errs
-}
+func TestGolden(t *testing.T) { driver.Test(t) }
