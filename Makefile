@@ -13,7 +13,10 @@ VMTEST := CGO_ENABLED=0 $(GO) run ./internal/vmtest/cmd/vmtest
 KERNEL ?= 6.12
 SCENARIO ?= srpt
 FUZZTIME ?= 30s
-EXPERIMENTS ?= e1 e2 e3 e4 matrix depth
+EXPERIMENTS ?= e1 e2 e3 e3s e4 matrix depth
+GUEST_EXPERIMENTS ?= e1 e3 e3s e4
+GUEST_ROUNDS ?= 3
+GUEST_RUNTIME ?= 150ms
 ROUNDS ?= 5
 RUNTIME ?= 500ms
 # What reports call the program: the commit. The go command does not stamp what is built in a linked work tree.
@@ -25,7 +28,7 @@ RACE := $(patsubst %,./%/...,$(wildcard completion rdma srp target-emu bench))
 # No cgo in what is shipped; the race detector alone needs it.
 export CGO_ENABLED := 0
 
-.PHONY: help demo binaries bench-peers bench-fio soak experiments build check vet format lint libcost unit race test guest deps guest-shell fuzz clean
+.PHONY: help demo binaries bench-peers bench-fio soak experiments experiments-guest build check vet format lint libcost unit race test guest deps guest-shell fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +52,13 @@ bench-fio: binaries ## beside fio on the kernel's ib_srp, in a guest: KERNEL=6.1
 
 experiments: binaries ## the published experiments on loopback, into docs/benchmarks.md; EXPERIMENTS="e1 matrix" chooses, ROUNDS=5 RUNTIME=500ms
 	@bash bench/experiments.sh bin $(ROUNDS) $(RUNTIME) $(EXPERIMENTS)
+
+experiments-guest: binaries ## e1, e3, e3s and e4 against the kernel's target in a guest, into docs/benchmarks.md: KERNEL=6.12 GUEST_ROUNDS=3 GUEST_RUNTIME=150ms
+	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator:/usr/local/bin/srp-initiator --file bench/guest.sh:/usr/local/bin/experiments \
+		--env ROUNDS=$(GUEST_ROUNDS) --env RUNTIME=$(GUEST_RUNTIME) --env EXPERIMENTS="$(GUEST_EXPERIMENTS)" -- sh /usr/local/bin/experiments > bin/guest-experiments.md
+	for name in $(GUEST_EXPERIMENTS); do \
+		sed -n "/^=== $$name\$$/,/^=== /{/^=== /d;p}" bin/guest-experiments.md | $(GO) run ./bench/splice docs/benchmarks.md guest-$$name; \
+	done
 
 build: ## build all for amd64 and arm64
 	$(GO) build ./...

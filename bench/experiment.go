@@ -58,6 +58,8 @@ type Experiment struct {
 	Points   []Point
 	Units    int // units in a stripe; 0: one, not striped
 	Chunk    int // of the stripe, bytes
+	// Stacked makes the stripe a disk.Stripe whose members belong to sessions of their own, read as a block device is.
+	Stacked bool
 }
 
 // Metric is a figure of a Result that reports know by name.
@@ -78,6 +80,7 @@ var Metrics = []Metric{
 	{"cpu_per_io", "us", func(r *Result) float64 { return r.CPUPerIOUS }},
 	{"cpu_user", "%", func(r *Result) float64 { return percent(r.UserCPU, r.Seconds) }},
 	{"cpu_system", "%", func(r *Result) float64 { return percent(r.SystemCPU, r.Seconds) }},
+	{"switches_per_io", "", func(r *Result) float64 { return r.SwitchesPerIO }},
 	{"notifications", "1/s", func(r *Result) float64 { return r.NotificationsPerS }},
 	{"notifications_per_io", "", func(r *Result) float64 { return r.NotificationsPerIO }},
 	{"commands_per_notification", "", func(r *Result) float64 { return r.CommandsPerNotif }},
@@ -161,6 +164,9 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 	type side struct {
 		s *srp.Session
 		d []*disk.Disk
+		// A stacked device, and the sessions of all members.
+		stripe disk.Device
+		ss     []*srp.Session
 	}
 	sides := make([]side, len(e.Settings))
 	for k, set := range e.Settings {
@@ -170,16 +176,30 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 				return nil, err
 			}
 		}
-		s, d, end, err := open(ctx, cfg, max(e.Units, 1))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", set.Name, err)
-		}
-		defer func() {
-			if cerr := end(); err == nil {
-				err = cerr
+		var members []disk.Device
+		for range max(e.Units, 1) {
+			s, d, end, err := open(ctx, cfg, max(e.Units, 1))
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", set.Name, err)
 			}
-		}()
-		sides[k] = side{s, d}
+			defer func() {
+				if cerr := end(); err == nil {
+					err = cerr
+				}
+			}()
+			side := &sides[k]
+			side.s, side.d = s, d
+			if !e.Stacked {
+				break
+			}
+			side.ss = append(side.ss, s)
+			members = append(members, d[len(members)])
+		}
+		if e.Stacked {
+			if sides[k].stripe, err = disk.NewStripe(members, int64(e.Chunk)); err != nil {
+				return nil, fmt.Errorf("%s: %w", set.Name, err)
+			}
+		}
 	}
 	rep = &Report{Experiment: e.Name, Title: e.Title, Source: e.Source, Question: e.Question, XAxis: e.XAxis, LogX: e.LogX,
 		Machine: ThisMachine(), Rounds: o.Rounds, RuntimeMS: o.Runtime.Milliseconds()}
@@ -205,7 +225,12 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 		}
 		variants := make([]Variant, len(sides))
 		for k, side := range sides {
-			variants[k] = Variant{Name: e.Settings[k].Name, Run: func(ctx context.Context) (*Result, error) { return RunStriped(ctx, side.s, side.d, max(e.Chunk, 1), w) }}
+			variants[k] = Variant{Name: e.Settings[k].Name, Run: func(ctx context.Context) (*Result, error) {
+				if e.Stacked {
+					return RunDevice(ctx, side.stripe, side.ss, w)
+				}
+				return RunStriped(ctx, side.s, side.d, max(e.Chunk, 1), w)
+			}}
 		}
 		cs, err := Compare(ctx, o.Rounds, variants, nil)
 		var we *WorkloadError

@@ -29,7 +29,7 @@ func sizeName(n int) string {
 
 // Experiments lists them by name.
 func Experiments() []*Experiment {
-	return []*Experiment{e1(), e2(), e3(), e4(), modeMatrix(), depthSweep()}
+	return []*Experiment{e1(), e2(), e3(), e3s(), e4(), modeMatrix(), depthSweep()}
 }
 
 // ExperimentNamed finds an experiment.
@@ -108,6 +108,18 @@ func e3() *Experiment {
 			p.Published = []Published{{"interrupt", "iops", 252000}, {"direct", "iops", 369000}}
 		}
 		e.Points = append(e.Points, p)
+	}
+	return e
+}
+
+// e3s is e3 as the user of a block device sees it: disk.Stripe over two sessions, a goroutine per command.
+func e3s() *Experiment {
+	e := e3()
+	e.Name, e.Title, e.Stacked = "e3s", "Polling on disk.Stripe over two sessions", true
+	e.XAxis = "goroutines, each in ReadAt"
+	e.Points = slices.DeleteFunc(e.Points, func(p Point) bool { return p.X != 1 && p.X != 4 && p.X != 16 && p.X != 64 })
+	for k := range e.Points {
+		e.Points[k].Label = fmt.Sprintf("4 KiB, %g readers", e.Points[k].X)
 	}
 	return e
 }

@@ -27,26 +27,27 @@ import (
 
 // Result is what one run of a workload measured. Latencies are from submission to completion.
 type Result struct {
-	Pattern    Pattern `json:"rw"`
-	BlockSize  int     `json:"bs"`
-	Depth      int     `json:"iodepth"`
-	Jobs       int     `json:"jobs"`
-	Mode       string  `json:"completion"`
-	RateLimit  float64 `json:"rate_limit,omitempty"` // commands per second asked for
-	Seconds    float64 `json:"seconds"`
-	Commands   int64   `json:"commands"`
-	Bytes      int64   `json:"bytes"`
-	Verified   int64   `json:"verified,omitempty"` // commands whose data were checked
-	IOPS       float64 `json:"iops"`
-	MBPerS     float64 `json:"mb_per_s"` // 10^6 bytes
-	MeanUS     float64 `json:"lat_mean_us"`
-	P50US      float64 `json:"lat_p50_us"`
-	P99US      float64 `json:"lat_p99_us"`
-	P999US     float64 `json:"lat_p999_us"`
-	MaxUS      float64 `json:"lat_max_us"`
-	UserCPU    float64 `json:"cpu_user_s"` // of this process
-	SystemCPU  float64 `json:"cpu_system_s"`
-	CPUPerIOUS float64 `json:"cpu_us_per_io"`
+	Pattern       Pattern `json:"rw"`
+	BlockSize     int     `json:"bs"`
+	Depth         int     `json:"iodepth"`
+	Jobs          int     `json:"jobs"`
+	Mode          string  `json:"completion"`
+	RateLimit     float64 `json:"rate_limit,omitempty"` // commands per second asked for
+	Seconds       float64 `json:"seconds"`
+	Commands      int64   `json:"commands"`
+	Bytes         int64   `json:"bytes"`
+	Verified      int64   `json:"verified,omitempty"` // commands whose data were checked
+	IOPS          float64 `json:"iops"`
+	MBPerS        float64 `json:"mb_per_s"` // 10^6 bytes
+	MeanUS        float64 `json:"lat_mean_us"`
+	P50US         float64 `json:"lat_p50_us"`
+	P99US         float64 `json:"lat_p99_us"`
+	P999US        float64 `json:"lat_p999_us"`
+	MaxUS         float64 `json:"lat_max_us"`
+	UserCPU       float64 `json:"cpu_user_s"` // of this process
+	SystemCPU     float64 `json:"cpu_system_s"`
+	CPUPerIOUS    float64 `json:"cpu_us_per_io"`
+	SwitchesPerIO float64 `json:"switches_per_io"` // context switches of this process's threads, voluntary or not
 	// Notifications of completion queues, and how many commands each brought.
 	NotificationsPerS  float64          `json:"notifications_per_s"`
 	NotificationsPerIO float64          `json:"notifications_per_io"`
@@ -349,23 +350,10 @@ func (r *runner) each(ctx context.Context, jobs []*job, f func(*job) error) erro
 }
 
 func (r *runner) run(ctx context.Context, jobs []*job) (*Result, error) {
-	var before, after struct {
-		cpu   syscall.Rusage
-		stats srp.Stats
-		at    time.Time
-		mem   runtime.MemStats
-	}
-	runtime.ReadMemStats(&before.mem)
-	snap := func(p *struct {
-		cpu   syscall.Rusage
-		stats srp.Stats
-		at    time.Time
-		mem   runtime.MemStats
-	}) {
-		p.stats = r.s.Stats()
-		syscall.Getrusage(syscall.RUSAGE_SELF, &p.cpu)
-		p.at = time.Now()
-	}
+	var before, after usage
+	var mem [2]runtime.MemStats
+	runtime.ReadMemStats(&mem[0])
+	ss := []*srp.Session{r.s}
 	r.begin = time.Now()
 	r.measure = r.begin.Add(r.w.Warmup)
 	if r.w.Runtime > 0 {
@@ -379,21 +367,21 @@ func (r *runner) run(ctx context.Context, jobs []*job) (*Result, error) {
 			case <-time.After(r.w.Warmup):
 			case <-ctx.Done():
 			}
-			snap(&before)
+			before = usageNow(ss)
 			r.measuring.Store(true)
 		}()
 	} else {
-		snap(&before)
+		before = usageNow(ss)
 		r.measuring.Store(true)
 		close(warm)
 	}
 	err := r.each(ctx, jobs, func(j *job) error { return j.loop() })
 	<-warm
-	snap(&after)
+	after = usageNow(ss)
 	if err != nil {
 		return nil, err
 	}
-	runtime.ReadMemStats(&after.mem)
+	runtime.ReadMemStats(&mem[1])
 	res := &Result{Pattern: r.w.Pattern, BlockSize: r.w.BlockSize, Depth: r.w.Depth, Jobs: r.w.Jobs, Mode: r.s.Mode().String(), RateLimit: r.w.Rate, latency: newHistogram()}
 	for _, j := range jobs {
 		res.Commands += j.comp
@@ -401,30 +389,10 @@ func (r *runner) run(ctx context.Context, jobs []*job) (*Result, error) {
 		res.latency.Merge(j.hist)
 		res.longestStall = max(res.longestStall, j.stall)
 	}
-	took := after.at.Sub(before.at)
-	res.Seconds = took.Seconds()
 	res.Bytes = res.Commands * int64(r.w.BlockSize)
-	res.UserCPU = tv(after.cpu.Utime) - tv(before.cpu.Utime)
-	res.SystemCPU = tv(after.cpu.Stime) - tv(before.cpu.Stime)
-	res.Completion = after.stats.Completion.Sub(before.stats.Completion)
-	res.Channels = after.stats.Total
+	res.Channels = r.s.Stats().Total
 	res.LongestStallUS = float64(res.longestStall) / 1e3
-	if n := float64(res.Commands); n > 0 {
-		res.IOPS = n / res.Seconds
-		res.MBPerS = float64(res.Bytes) / res.Seconds / 1e6
-		res.CPUPerIOUS = (res.UserCPU + res.SystemCPU) / n * 1e6
-		res.NotificationsPerIO = float64(res.Completion.Notifications) / n
-		res.AllocationsPerIO = float64(after.mem.Mallocs-before.mem.Mallocs) / n
-		us := func(ns int64) float64 { return float64(ns) / 1e3 }
-		res.MeanUS = res.latency.Mean() / 1e3
-		res.P50US, res.P99US, res.P999US = us(res.latency.ValueAtQuantile(50)), us(res.latency.ValueAtQuantile(99)), us(res.latency.ValueAtQuantile(99.9))
-		res.MaxUS = us(res.latency.Max())
-		res.NotificationsPerS = float64(res.Completion.Notifications) / res.Seconds
-		if res.Completion.Notifications > 0 {
-			res.CommandsPerNotif = n / float64(res.Completion.Notifications)
-		}
-		res.CompletionsPerWake = res.Completion.CompletionsPerWakeup()
-	}
+	res.measured(before, after, mem[1].Mallocs-mem[0].Mallocs)
 	return res, nil
 }
 

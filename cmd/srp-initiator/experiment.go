@@ -49,7 +49,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		plots := fs.String("plots", "", "draw the figures into this directory (PNG and SVG)")
 		l.register(fs)
 		second := lunFlag{text: "1"}
-		fs.StringVar(&second.text, "lun2", second.text, "e3: the other unit of the stripe, on the same target")
+		fs.StringVar(&second.text, "lun2", second.text, "e3, e3s: the other unit of the stripe, on the same target")
 		f.register(fs)
 		return func(e *env) error {
 			if len(e.args) != 2 {

@@ -205,6 +205,13 @@ func TestSignals(t *testing.T) {
 		{"write", free}, // its input never comes
 		{"bench", free, "--runtime", "30s", "--iodepth", "8", "--completion", "poll"},
 		{"bench", free, "--runtime", "30s", "--iodepth", "1", "--completion", "direct"},
+		{"bench", free, "--runtime", "30s", "--iodepth", "1", "--completion", "interrupt"},
+		{"bench", free, "--runtime", "30s", "--iodepth", "32", "--completion", "thread"},
+		{"bench", free, "--runtime", "30s", "--iodepth", "32", "--completion", "adaptive"},
+		{"bench", held, "--runtime", "30s", "--iodepth", "4", "--completion", "direct"}, // the one who polls waits for answers that do not come
+		{"bench", held, "--runtime", "30s", "--iodepth", "4", "--completion", "adaptive"},
+		{"bench", held, "--runtime", "30s", "--iodepth", "4", "--completion", "poll"},
+		{"experiment", "e3s", free, "--runtime", "30s"},
 	} {
 		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 			cmd := command(append(args, "-d", "softroce")...)
