@@ -11,8 +11,7 @@ import (
 // Records hands out doorbell records: small aligned cells of mapped pages, which a device reads. A
 // record never crosses a page.
 type Records struct {
-	Size   int // bytes of a record
-	Stride int // bytes between records
+	Stride int // bytes of a record, a power of two
 
 	mu    sync.Mutex
 	pages []*recordPage
@@ -47,7 +46,7 @@ func (r *Records) Alloc() ([]byte, error) {
 
 func (p *recordPage) take(r *Records, i int) []byte {
 	p.used[i] = true
-	b := p.mem.Slice(i*r.Stride, r.Size)
+	b := p.mem.Slice(i*r.Stride, r.Stride)
 	clear(b)
 	return b
 }

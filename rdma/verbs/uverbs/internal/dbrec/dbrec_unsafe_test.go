@@ -9,7 +9,7 @@ func place(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b)
 
 // TestRecords takes three pages of records and gives them back.
 func TestRecords(t *testing.T) {
-	for _, r := range []*Records{{Size: 8, Stride: 64}, {Size: 4, Stride: 4}} {
+	for _, r := range []*Records{{Stride: 64}, {Stride: 8}, {Stride: 4}} {
 		perPage := 4096 / r.Stride
 		var all [][]byte
 		seen := map[uintptr]bool{}
@@ -19,7 +19,7 @@ func TestRecords(t *testing.T) {
 				t.Fatal(err)
 			}
 			at := place(b)
-			if len(b) != r.Size || seen[at] || at%4096 != uintptr(i%perPage*r.Stride) {
+			if len(b) != r.Stride || seen[at] || at%4096 != uintptr(i%perPage*r.Stride) {
 				t.Fatalf("stride %d: record %d has %d bytes at %#x", r.Stride, i, len(b), at)
 			}
 			if got := len(r.pages); got != i/perPage+1 {

@@ -42,7 +42,7 @@ type device struct {
 // Open implements provider.Family.
 func (Family) Open(k *kernel.Device, info provider.Info) (provider.Device, error) {
 	d := &device{k: k, cqeSize: 32, bf: &blueFlame{},
-		cqRecords: dbrec.Records{Size: 8, Stride: 8}, qpRecords: dbrec.Records{Size: 4, Stride: 4}}
+		cqRecords: dbrec.Records{Stride: 8}, qpRecords: dbrec.Records{Stride: 4}}
 	var resp abi.MLX4GetContextResp
 	var err error
 	if info.ABIVersion == abi.MLX4VersionV3 {

@@ -37,7 +37,7 @@ type Layout struct {
 }
 
 func pow2(n int) int {
-	if n <= 1 {
+	if n < 1 {
 		return 1
 	}
 	return 1 << bits.Len(uint(n-1))

@@ -58,8 +58,10 @@ const (
 	sendDoorbell = 0x14 // MLX4_SEND_DOORBELL, offset in the UAR page
 )
 
+const maxOps = 16 // a power of two above every operation of package verbs
+
 // sendOps says how each operation is built.
-var sendOps = [16]struct {
+var sendOps = [maxOps]struct {
 	code uint8
 	kind uint8
 	imm  uint32 // mask of the immediate value or key
@@ -84,7 +86,7 @@ const (
 )
 
 // ctrlFlags translates verbs.SendSignaled and SendSolicited.
-var ctrlFlags = [4]uint32{0, ctrlCQUpdate, ctrlSolicited, ctrlSolicited | ctrlCQUpdate}
+var ctrlFlags = [...]uint32{0, ctrlCQUpdate, ctrlSolicited, ctrlSolicited | ctrlCQUpdate}
 
 var (
 	errSendSGE    = fmt.Errorf("mlx4: more scatter/gather entries than the send queue allows: %w", unix.ENOMEM)
@@ -241,7 +243,7 @@ func (q *QP) PostSend(wrs []verbs.SendWorkRequest) (posted int, err error) {
 	if posted == 0 {
 		return 0, err
 	}
-	if posted == 1 && w.copy && w.ds > 1 && w.ds <= q.bf.units {
+	if posted == 1 && w.copy && w.ds <= q.bf.units {
 		*(*uint32)(w.ctrl) |= bits.ReverseBytes32(q.head & 0xffff << 8)
 		*(*uint32)(unsafe.Add(w.ctrl, 4)) |= bits.ReverseBytes32(q.qpn << 8)
 		q.head = w.head
@@ -268,8 +270,8 @@ func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
 	i := 0
 	for ; i < len(wrs); i++ {
 		wr := &wrs[i]
-		op := &sendOps[wr.Opcode&15]
-		if len(wr.SGList) != 1 || op.kind < kindSend || wr.Opcode > 15 || head-w.head == w.free {
+		op := &sendOps[wr.Opcode&(maxOps-1)]
+		if len(wr.SGList) != 1 || op.kind < kindSend || wr.Opcode >= maxOps || head-w.head == w.free {
 			break
 		}
 		sge := &wr.SGList[0]
@@ -332,8 +334,8 @@ func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
 	if len(sges) > q.cap.MaxSendSGE {
 		return errSendSGE
 	}
-	op := &sendOps[wr.Opcode&15]
-	if op.kind == kindNone || wr.Opcode > 15 {
+	op := &sendOps[wr.Opcode&(maxOps-1)]
+	if op.kind == kindNone || wr.Opcode >= maxOps {
 		return errBadOpcode
 	}
 	inl := wr.Flags&verbs.SendInline != 0
@@ -426,25 +428,25 @@ func (q *QP) check(wr *verbs.SendWorkRequest) (total int, err error) {
 	inl := wr.Flags&verbs.SendInline != 0
 	switch {
 	case total > math.MaxUint32:
-		return 0, errTooLong
+		return total, errTooLong
 	case inl && total > q.cap.MaxInlineData:
-		return 0, errInline
+		return total, errInline
 	}
 	switch wr.Opcode {
 	case verbs.OpRDMARead:
 		if inl {
-			return 0, errReadInline
+			return total, errReadInline
 		}
 	case verbs.OpCompareSwap, verbs.OpFetchAdd:
 		if inl {
-			return 0, errReadInline
+			return total, errReadInline
 		}
 		if wr.Atomic == nil {
-			return 0, errAtomicNone
+			return total, errAtomicNone
 		}
 	case verbs.OpBindMW:
 		if b := wr.Bind; b == nil || b.Window == nil || b.Region == nil || b.Length == 0 {
-			return 0, errBind
+			return total, errBind
 		}
 	}
 	return total, nil

@@ -125,8 +125,8 @@ func statusOf(syndrome uint8) verbs.WCStatus {
 	return verbs.WCGeneralError
 }
 
-// sendDone says how the completion of each send opcode is reported.
-var sendDone = [opUMR + 1]struct {
+// sendDone says how the completion of each send opcode is reported; one that is not known as a SEND, as libmlx5 does.
+var sendDone = [256]struct {
 	opcode verbs.WCOpcode
 	flags  verbs.WCFlags
 	length uint32
@@ -194,8 +194,9 @@ func (c *CQ) decode(wcs []verbs.WorkCompletion, ci, end uint32) (n int) {
 		}
 		last := *(*uint32)(unsafe.Add(e, 60))
 		op := last >> 24
+		kind := op >> 4
 		wc := &wcs[n]
-		switch op >> 4 {
+		switch kind {
 		case cqeRequester, cqeErrRequester:
 			s := (*slot)(unsafe.Add(q.slots, uintptr(uint32(bits.ReverseBytes16(uint16(last)))&q.sqMask)*slotSize))
 			wc.WRID = s.wrid
@@ -204,14 +205,11 @@ func (c *CQ) decode(wcs []verbs.WorkCompletion, ci, end uint32) (n int) {
 				sent.publishSent()
 				sent = q
 			}
-			d := &sendDone[0]
-			if code := get32(e, 56) >> 24; code <= opUMR {
-				d = &sendDone[code]
-			}
+			d := &sendDone[*(*uint8)(unsafe.Add(e, 56))]
 			wc.Status, wc.Opcode = verbs.WCSuccess, d.opcode|verbs.WCOpcode(s.op&d.noted)
 			wc.ByteLen, wc.ImmData = d.length|get32(e, 44)&d.mask, 0
 			wc.QPN, wc.Flags, wc.VendorErr = q.qpn, d.flags, 0
-			if op&cqeCompressed != 0 && op>>4 == cqeRequester {
+			if op&cqeCompressed != 0 && kind == cqeRequester {
 				q.requesterPayload(wc, e, last)
 			}
 		case cqeRecvWriteImm, cqeRecvSend, cqeRecvSendImm, cqeRecvSendInv, cqeErrResponder:
@@ -223,14 +221,14 @@ func (c *CQ) decode(wcs []verbs.WorkCompletion, ci, end uint32) (n int) {
 				recv = q
 			}
 			wc.Status, wc.ImmData, wc.QPN, wc.Flags, wc.VendorErr = verbs.WCSuccess, 0, q.qpn, 0, 0
-			decodeResponder(wc, e, op>>4)
-			if op&cqeCompressed != 0 && op>>4 != cqeErrResponder {
+			decodeResponder(wc, e, kind)
+			if op&cqeCompressed != 0 && kind != cqeErrResponder {
 				q.responderPayload(wc, e, op, idx)
 			}
 		default:
 			continue // none that an RC queue pair makes
 		}
-		if o := op >> 4; o == cqeErrRequester || o == cqeErrResponder {
+		if kind == cqeErrRequester || kind == cqeErrResponder {
 			b := get32(e, 52)
 			*wc = verbs.WorkCompletion{WRID: wc.WRID, QPN: q.qpn, Status: statusOf(uint8(b)), VendorErr: b >> 8 & 0xff}
 		}

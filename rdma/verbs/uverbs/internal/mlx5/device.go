@@ -78,7 +78,7 @@ func (f Family) Open(k *kernel.Device, info provider.Info) (provider.Device, err
 	}
 	d.lim = Limits{MaxSendDesc: int(d.resp.MaxSQDescSz), MaxRecvDesc: int(d.resp.MaxRQDescSz),
 		MaxSendBlocks: int(d.resp.MaxSendWQEBB), MaxRecvWR: int(d.resp.MaxRecvWR)}
-	d.records = dbrec.Records{Size: 8, Stride: max(8, int(d.resp.CacheLineSize))}
+	d.records = dbrec.Records{Stride: max(8, int(d.resp.CacheLineSize))}
 	d.dynamic = d.resp.TotBfregs == 0
 	var err error
 	if d.dynamic {

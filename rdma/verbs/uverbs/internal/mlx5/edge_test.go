@@ -6,7 +6,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 
 	"srp-initiator/rdma/hostmem"
@@ -88,7 +91,7 @@ func TestBindWindow(t *testing.T) {
 				"000008000001a304000000000000000000001000000000000000000000100000" + strings.Repeat("00", 32) +
 				"00100000001ee7000000100000000000"},
 	} {
-		_, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Flags: verbs.SendSignaled, Bind: &verbs.BindMW{
+		_, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Flags: verbs.SendSignaled, ImmData: 0xffffffff, Bind: &verbs.BindMW{
 			Window: w, Region: region{}, RKey: w.key + 1, Addr: base + c.off, Length: c.length, Access: c.access}}})
 		if err != nil {
 			t.Fatal(err)
@@ -143,7 +146,7 @@ func TestGarbageFields(t *testing.T) {
 		{verbs.OpCompareSwap, "110001a3040000000000000000" + "1122334455667788" + "0099880000000000" + "0000000000000bbb" + "0000000000000aaa"},
 		{verbs.OpFetchAdd, "120001a3040000000000000000" + "1122334455667788" + "0099880000000000" + "0000000000000aaa" + "0000000000000000"},
 	} {
-		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0x55667789, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
+		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0xffffffff, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
 			Atomic: &verbs.Atomic{CompareAdd: 0xaaa, Swap: 0xbbb}, SGList: sge}}); err != nil {
 			t.Fatal(err)
 		}
@@ -282,6 +285,8 @@ func TestCQEntriesLimits(t *testing.T) {
 	for _, n := range []int{-1, 0, 1 << 24} {
 		if k, err := CQEntries(n); err == nil {
 			t.Errorf("a queue for %d completions has %d", n, k)
+		} else if k != 0 || !strings.Contains(err.Error(), fmt.Sprintf(" %d exceeds the device's 16777215:", n)) {
+			t.Errorf("%d completions: %d, %v", n, k, err)
 		}
 	}
 }
@@ -439,4 +444,202 @@ func TestStaleCompletions(t *testing.T) {
 func failed(e []byte, code uint16) []byte {
 	binary.BigEndian.PutUint16(e[54:], code)
 	return e
+}
+
+// TestCaps grants what libmlx5 44.0 grants for each inline size and number of entries, as testdata/libcost printed it (its caps mode): 5
+// sends and 3 receives asked for. A line holds until the next.
+func TestCaps(t *testing.T) {
+	type line struct{ from, wr, inline int }
+	for what, lines := range map[string][]line{
+		"inline": {{0, 8, 60}, {61, 6, 124}, {125, 5, 188}, {189, 9, 252}, {253, 8, 316}, {317, 7, 380}, {381, 6, 444}, {445, 5, 508}, {509, 5, 572},
+			{573, 9, 636}, {637, 9, 700}, {701, 8, 764}, {765, 8, 828}, {829, 0, 0}, {1100, 0, 0}},
+		"send": {{1, 8, 60}, {5, 6, 124}, {9, 5, 188}, {13, 9, 252}, {17, 8, 316}, {21, 7, 380}, {25, 6, 444}, {29, 5, 508}, {33, 5, 572},
+			{37, 9, 636}, {41, 9, 700}, {45, 8, 764}, {49, 8, 828}, {53, 0, 0}, {64, 0, 0}},
+	} {
+		for i, l := range lines[:len(lines)-1] {
+			for n := l.from; n < lines[i+1].from; n++ {
+				ask := verbs.QPCap{MaxSendWR: 5, MaxRecvWR: 3, MaxSendSGE: 1, MaxRecvSGE: 1}
+				want := verbs.QPCap{MaxSendWR: l.wr, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: l.inline}
+				if what == "inline" {
+					ask.MaxInlineData = n
+				} else {
+					ask.MaxSendSGE, want.MaxSendSGE = n, n
+				}
+				got, err := SizeQP(ask, recordedLimits)
+				if l.wr == 0 {
+					if !errors.Is(err, syscall.EINVAL) {
+						t.Errorf("%s %d: %v", what, n, err)
+					}
+				} else if err != nil || got.Cap != want {
+					t.Errorf("%s %d: %+v (%v), want %+v", what, n, got.Cap, err, want)
+				}
+			}
+		}
+	}
+	for n, granted := range []int{1, 1, 2, 4, 4, 8, 8, 8, 8, 16, 16, 16, 16, 16, 16, 16, 16, 32} {
+		got, err := SizeQP(verbs.QPCap{MaxSendWR: 5, MaxRecvWR: 3, MaxSendSGE: 1, MaxRecvSGE: n}, recordedLimits)
+		if err != nil || got.Cap.MaxRecvSGE != granted || got.Cap.MaxRecvWR != 4 {
+			t.Errorf("%d receive entries: %+v (%v)", n, got.Cap, err)
+		}
+	}
+	if _, err := SizeQP(verbs.QPCap{MaxRecvWR: 3, MaxRecvSGE: 33}, recordedLimits); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("33 receive entries: %v", err)
+	}
+}
+
+// TestControlFlags posts every combination of flags with one entry and with two, which are built by different code.
+func TestControlFlags(t *testing.T) {
+	sge := verbs.SGE{Addr: 0x100000000000, Length: 8, LKey: 0x1ee700}
+	for _, sges := range [][]verbs.SGE{{sge}, {sge, sge}} {
+		for flags := range verbs.SendFlags(8) {
+			r := pair(t, "mlx5-static")
+			if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpSendWithImm, Flags: flags, ImmData: 0xffffffff, SGList: sges}}); err != nil {
+				t.Fatal(err)
+			}
+			want := byte(0)
+			if flags&verbs.SendFence != 0 {
+				want |= 0x80
+			}
+			if flags&verbs.SendSignaled != 0 {
+				want |= 8
+			}
+			if flags&verbs.SendSolicited != 0 {
+				want |= 2
+			}
+			if e := r.SQ(0); e[7] != byte(1+len(sges)) || e[11] != want || e[8]|e[9]|e[10] != 0 || binary.BigEndian.Uint32(e[12:]) != 0xffffffff {
+				t.Errorf("%d entries, flags %#x: %x", len(sges), flags, e[:16])
+			}
+		}
+	}
+}
+
+// TestBlueFlameOfInline: a request goes through the register when it is more than its control segment.
+func TestBlueFlameOfInline(t *testing.T) {
+	data := []byte("abcdefgh")
+	for _, split := range [][]uint32{{0}, {0, 0}, {1}, {0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 4}} {
+		for _, flags := range []verbs.SendFlags{0, verbs.SendInline} {
+			r := pair(t, "mlx5-static")
+			total := uint32(0)
+			var sges []verbs.SGE
+			for _, n := range split {
+				sges = append(sges, verbs.SGE{Addr: addrOf(data), Length: n, LKey: 0x1ee700})
+				total += n
+			}
+			if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpSend, Flags: flags, SGList: sges}}); err != nil {
+				t.Fatal(err)
+			}
+			if got := !bytes.Equal(r.uars[1][0x810:0x840], make([]byte, 48)); got != (total > 0) {
+				t.Errorf("%v bytes, flags %#x: through the register %v", split, flags, got)
+			}
+		}
+	}
+}
+
+// TestOpcodes: an operation that is none is refused, wherever its bits lie.
+func TestOpcodes(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	before := bytes.Clone(r.SQ(0))
+	for _, sges := range [][]verbs.SGE{nil, {{Addr: 0x100000000000, Length: 8}}} {
+		for _, op := range []verbs.SendOpcode{11, 15, 16, 18, 32 + verbs.OpSend, 1<<8 + verbs.OpSend, 1<<30 + verbs.OpRDMARead} {
+			if n, err := r.qps[0].PostSend([]verbs.SendWorkRequest{{Opcode: op, SGList: sges}}); n != 0 || !errors.Is(err, syscall.EINVAL) {
+				t.Errorf("operation %d: %d, %v", op, n, err)
+			}
+		}
+	}
+	if !bytes.Equal(before, r.SQ(0)) {
+		t.Error("a refused request was written")
+	}
+}
+
+// TestRestart takes a used queue pair through RESET: it holds what it held when new, and no more.
+func TestRestart(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	q, c := r.qps[0], r.cqs[0]
+	var wcs [4]verbs.WorkCompletion
+	for lap := range 3 {
+		first := c.ci
+		for i, n := 0, q.cap.MaxSendWR+1; i < n; i++ {
+			_, err := q.PostSend([]verbs.SendWorkRequest{{WRID: uint64(i)}})
+			if (err != nil) != (i == n-1) {
+				t.Fatalf("lap %d: send %d of %d: %v", lap, i, n-1, err)
+			}
+		}
+		for i, n := 0, q.cap.MaxRecvWR+1; i < n; i++ {
+			_, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(100 + i)}})
+			if (err != nil) != (i == n-1) {
+				t.Fatalf("lap %d: receive %d of %d: %v", lap, i, n-1, err)
+			}
+		}
+		r.arrive(int(first&15), r.SendCQE(0, 2, first))
+		r.arrive(int((first+1)&15), r.RecvCQE(0, first+1))
+		if n := c.Poll(wcs[:]); n != 2 || wcs[0].WRID != 2 || wcs[1].WRID != 100 {
+			t.Fatalf("lap %d: %d completions, %+v", lap, n, wcs)
+		}
+		for i := range 4 { // three sends are done, and a receive
+			_, err := q.PostSend([]verbs.SendWorkRequest{{}})
+			if (err != nil) != (i == 3) {
+				t.Fatalf("lap %d: send %d after a completion: %v", lap, i, err)
+			}
+			if i > 1 {
+				continue
+			}
+			if _, err = q.PostRecv([]verbs.RecvWorkRequest{{}}); (err != nil) != (i == 1) {
+				t.Fatalf("lap %d: receive %d after a completion: %v", lap, i, err)
+			}
+		}
+		if _, err := q.PostSend(nil); err != nil {
+			t.Error(err)
+		}
+		q.moved(verbs.QPReset)
+		if binary.BigEndian.Uint64(r.qpRec[0]) != 0 || q.nextFence != 0 {
+			t.Errorf("lap %d: the record says %x", lap, r.qpRec[0][:8])
+		}
+		if _, err := q.PostSend([]verbs.SendWorkRequest{{}}); err == nil {
+			t.Error("posted in RESET")
+		}
+		if lap == 1 { // one entry to be purged
+			r.arrive(int(c.ci&15), r.SendCQE(1, 0, c.ci))
+			r.arrive(int((c.ci+1)&15), r.RecvCQE(0, c.ci+1))
+			q.moved(verbs.QPReset)
+			if n := c.Poll(wcs[:]); n != 1 || wcs[0].QPN != r.qps[1].qpn {
+				t.Errorf("%d completions after the purge: %+v", n, wcs[:n])
+			}
+		}
+		q.moved(verbs.QPReadyToSend)
+	}
+}
+
+// TestNotes: what is noted beside the rings takes the room it says, to the byte.
+func TestNotes(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	q := r.qps[0]
+	l := q.lay
+	if n := notesBytes(&l); n != 16*l.SendBlocks+8*l.RecvCount {
+		t.Errorf("%d bytes of notes for %d and %d entries", n, l.SendBlocks, l.RecvCount)
+	}
+	notes := r.alloc(4096)
+	q.init(l, addr(r.qpBuf[0]), addr(notes), addr(r.qpRec[0]), q.reg, false)
+	for i := range l.SendBlocks {
+		q.sentPub.Store(q.head)
+		if _, err := q.PostSend([]verbs.SendWorkRequest{{WRID: uint64(1 + i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range l.RecvCount {
+		if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(1 + i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range len(notes) / 8 {
+		want := uint64(0)
+		switch {
+		case i < 2*l.SendBlocks:
+			want = uint64(1 + i/2) // the request's id, then its number
+		case i < 2*l.SendBlocks+l.RecvCount:
+			want = uint64(1 + i - 2*l.SendBlocks)
+		}
+		if got := binary.NativeEndian.Uint64(notes[i*8:]); got != want {
+			t.Errorf("note %d is %d, want %d", i, got, want)
+		}
+	}
 }

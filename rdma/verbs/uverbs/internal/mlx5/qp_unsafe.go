@@ -46,8 +46,10 @@ const (
 	ctrlFence      = 0x80
 )
 
+const maxOps = 16 // a power of two above every operation of package verbs
+
 // sendOps says how each operation is built.
-var sendOps = [16]struct {
+var sendOps = [maxOps]struct {
 	code uint8
 	kind uint8
 	imm  uint32 // mask of the immediate value or key
@@ -72,7 +74,7 @@ const (
 )
 
 // ctrlFlags translates verbs.SendFence, SendSignaled and SendSolicited.
-var ctrlFlags = [8]uint8{0, ctrlFence, ctrlCQUpdate, ctrlCQUpdate | ctrlFence,
+var ctrlFlags = [...]uint8{0, ctrlFence, ctrlCQUpdate, ctrlCQUpdate | ctrlFence,
 	ctrlSolicited, ctrlSolicited | ctrlFence, ctrlSolicited | ctrlCQUpdate, ctrlSolicited | ctrlCQUpdate | ctrlFence}
 
 var (
@@ -261,8 +263,8 @@ func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
 	i := 0
 	for ; i < len(wrs); i++ {
 		wr := &wrs[i]
-		op := &sendOps[wr.Opcode&15]
-		if len(wr.SGList) != 1 || op.kind < kindSend || wr.Opcode > 15 || head-w.head == w.free {
+		op := &sendOps[wr.Opcode&(maxOps-1)]
+		if len(wr.SGList) != 1 || op.kind < kindSend || wr.Opcode >= maxOps || head-w.head == w.free {
 			break
 		}
 		sge := &wr.SGList[0]
@@ -310,8 +312,8 @@ func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
 
 // build makes the WQE of one request of any kind.
 func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
-	op := &sendOps[wr.Opcode&15]
-	if op.kind == kindNone || wr.Opcode > 15 {
+	op := &sendOps[wr.Opcode&(maxOps-1)]
+	if op.kind == kindNone || wr.Opcode >= maxOps {
 		return errBadOpcode
 	}
 	if w.free == 0 {
@@ -446,7 +448,7 @@ func (q *QP) wrap(seg unsafe.Pointer) unsafe.Pointer {
 // check refuses what a caller can get wrong, before a byte of the entry is written. It returns the bytes of all SGEs.
 func (q *QP) check(wr *verbs.SendWorkRequest) (total int, err error) {
 	if len(wr.SGList) > q.cap.MaxSendSGE {
-		return 0, errSendSGE
+		return total, errSendSGE
 	}
 	for i := range wr.SGList {
 		total += int(wr.SGList[i].Length)
@@ -454,25 +456,25 @@ func (q *QP) check(wr *verbs.SendWorkRequest) (total int, err error) {
 	inl := wr.Flags&verbs.SendInline != 0
 	switch {
 	case total > math.MaxUint32:
-		return 0, errTooLong
+		return total, errTooLong
 	case inl && total > q.cap.MaxInlineData:
-		return 0, errInline
+		return total, errInline
 	}
 	switch wr.Opcode {
 	case verbs.OpRDMARead:
 		if inl {
-			return 0, errReadInline
+			return total, errReadInline
 		}
 	case verbs.OpCompareSwap, verbs.OpFetchAdd:
 		if inl {
-			return 0, errReadInline
+			return total, errReadInline
 		}
 		if wr.Atomic == nil {
-			return 0, errAtomicNone
+			return total, errAtomicNone
 		}
 	case verbs.OpBindMW:
 		if b := wr.Bind; b == nil || b.Window == nil || b.Region == nil || b.Length == 0 || b.Length > 1<<31 {
-			return 0, errBind
+			return total, errBind
 		}
 	}
 	return total, nil

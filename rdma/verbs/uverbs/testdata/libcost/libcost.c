@@ -10,6 +10,7 @@
  *	cc -O2 -rdynamic -o libcost libcost.c -libverbs -lmlx5 -lmlx4 -ldl
  *	./libcost mlx5|mlx4 DIR [N]    DIR: for a made-up sysfs; N repetitions (400)
  *	./libcost mlx5|mlx4 DIR bind   prints the work queue entries of BIND_MW instead, for edge_test.go
+ *	./libcost mlx5|mlx4 DIR caps   prints the capabilities granted for those asked for
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -324,6 +325,24 @@ static void bind(struct ibv_pd *pd)
 	print(sq + 4 * stride);
 }
 
+/* caps prints the capabilities granted for growing inline sizes and entry counts, where they change, for edge_test.go. */
+static void caps(struct ibv_pd *pd)
+{
+	for (int what = 0; what < 3; what++) {
+		char last[128] = "", now[128];
+		for (unsigned n = 0; n <= (what ? 64 : 1100); n++) {
+			struct ibv_qp_init_attr a = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+				.cap = {.max_send_wr = 5, .max_recv_wr = 3, .max_send_sge = 1, .max_recv_sge = 1}};
+			*(what == 0 ? &a.cap.max_inline_data : what == 1 ? &a.cap.max_send_sge : &a.cap.max_recv_sge) = n;
+			struct ibv_qp *q = ibv_create_qp(pd, &a);
+			snprintf(now, sizeof now, q ? "{%u, %u, %u, %u, %u}" : "refused", a.cap.max_send_wr, a.cap.max_recv_wr, a.cap.max_send_sge, a.cap.max_recv_sge, a.cap.max_inline_data);
+			if (strcmp(now, last))
+				printf("%s %u: %s\n", what == 0 ? "inline" : what == 1 ? "send entries" : "receive entries", n, now);
+			strcpy(last, now);
+		}
+	}
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 3 && argc != 4)
@@ -376,6 +395,10 @@ int main(int argc, char **argv)
 		fail("RTS");
 	if (argc == 4 && strcmp(argv[3], "bind") == 0) {
 		bind(pd);
+		return 0;
+	}
+	if (argc == 4 && strcmp(argv[3], "caps") == 0) {
+		caps(pd);
 		return 0;
 	}
 	if (argc == 4)
