@@ -36,11 +36,14 @@ type channel struct {
 	free         []uint16                // command slots
 	wrs          []verbs.SendWorkRequest // to be posted at the end of the batch
 	sges         []verbs.SGE             // one per entry of wrs
+	data         []verbs.SendWorkRequest // the same, to be posted in front of wrs: small data whose response is in wrs
+	dataSGEs     []verbs.SGE
 	recvs        []verbs.RecvWorkRequest // the same for receives
 	recvSGEs     []verbs.SGE
 	groups       []group // posted requests in order, a ring
 	gHead, gTail uint32
 	groupStart   int // wrs that belong to the group being built start here
+	groupData    int // and so many of data
 	sqFree       int
 	sinceSignal  int
 	saved        int32 // credits of commands that ended without a response
@@ -194,6 +197,8 @@ func (t *Target) newChannel(n *nexus, number int, conn cm.Conn, req *iu.LoginReq
 	for i := range all {
 		all[i].SGList = ch.sges[i : i+1 : i+1]
 	}
+	ch.data = make([]verbs.SendWorkRequest, 0, ch.sqDepth)
+	ch.dataSGEs = make([]verbs.SGE, ch.sqDepth)
 	ch.groups = make([]group, pow2(ch.sqDepth))
 	ch.recvs = make([]verbs.RecvWorkRequest, 0, ch.recvDepth)
 	ch.recvSGEs = make([]verbs.SGE, ch.recvDepth)

@@ -21,7 +21,9 @@ import (
 //	   data-in  (move)           -> [wait for a large buffer] -> read the store (or not: direct) -> RDMA WRITEs ... -> answer
 //	   data-out (move)           -> [wait for a large buffer] -> RDMA READs -> stepDone: write the store (or not: direct) -> answer
 //	answer -> [held by a fault] -> [wait for send queue room] -> RDMA WRITEs of the last step, unsignaled, and the SEND in one run.
-//	   The order of one send queue is the fence between data and response.
+//	   The order of one send queue is the fence between data and response. Within a batch the data of small commands
+//	   go in front of everything else: all data, then all responses, so that requests of equal size follow one another and can
+//	   leave as one train.
 //	SEND completion -> retire: frees the command slot, of this and all earlier groups. A RECV that the response
 //	   provoked may be handled before it, which is why there are more command slots than credits.
 //
@@ -134,7 +136,7 @@ func (ch *channel) failed(wc *verbs.WorkCompletion) {
 // flush posts what the batch produced.
 func (ch *channel) flush() {
 	if ch.closing {
-		ch.wrs, ch.recvs, ch.groupStart = ch.wrs[:0], ch.recvs[:0], 0
+		ch.wrs, ch.data, ch.recvs, ch.groupStart, ch.groupData = ch.wrs[:0], ch.data[:0], ch.recvs[:0], 0, 0
 		return
 	}
 	if len(ch.recvs) > 0 {
@@ -145,13 +147,18 @@ func (ch *channel) flush() {
 		ch.recvs = ch.recvs[:0]
 	}
 	if len(ch.wrs) > 0 {
-		ch.count.doorbells.Add(1)
-		ch.count.workRequests.Add(uint64(len(ch.wrs)))
-		if n, err := ch.qp.PostSend(ch.wrs); err != nil {
-			ch.closing = true
-			ch.fail(fmt.Errorf("post sends: %d of %d: %w", n, len(ch.wrs), err))
+		wrs := ch.wrs
+		if len(ch.data) > 0 { // never without the responses, which are in wrs
+			ch.data = append(ch.data, wrs...)
+			wrs = ch.data
 		}
-		ch.wrs, ch.groupStart = ch.wrs[:0], 0
+		ch.count.doorbells.Add(1)
+		ch.count.workRequests.Add(uint64(len(wrs)))
+		if n, err := ch.qp.PostSend(wrs); err != nil {
+			ch.closing = true
+			ch.fail(fmt.Errorf("post sends: %d of %d: %w", n, len(wrs), err))
+		}
+		ch.wrs, ch.data, ch.groupStart = ch.wrs[:0], ch.data[:0], 0
 	}
 }
 
@@ -498,13 +505,25 @@ func (ch *channel) add(op verbs.SendOpcode, local uint64, n uint32, remote uint6
 }
 
 func (ch *channel) addKey(op verbs.SendOpcode, local uint64, n, lkey uint32, remote uint64, key uint32) {
-	i := len(ch.wrs)
-	ch.wrs = ch.wrs[:i+1]
-	ch.sges[i] = verbs.SGE{Addr: local, Length: n, LKey: lkey}
-	w := &ch.wrs[i]
-	w.WRID, w.Opcode, w.Flags, w.RemoteAddr, w.RKey, w.ImmData = 0, op, 0, remote, key, 0
-	w.SGList = ch.sges[i : i+1 : i+1]
+	ch.wrs = putRequest(ch.wrs, ch.sges, op, local, n, lkey, remote, key)
 	ch.sqFree--
+}
+
+// addData appends a WRITE that will be posted in front of the batch's other requests.
+func (ch *channel) addData(local uint64, n, lkey uint32, remote uint64, key uint32) {
+	ch.data = putRequest(ch.data, ch.dataSGEs, verbs.OpRDMAWrite, local, n, lkey, remote, key)
+	ch.groupData++
+	ch.sqFree--
+}
+
+func putRequest(wrs []verbs.SendWorkRequest, sges []verbs.SGE, op verbs.SendOpcode, local uint64, n, lkey uint32, remote uint64, key uint32) []verbs.SendWorkRequest {
+	i := len(wrs)
+	wrs = wrs[:i+1]
+	sges[i] = verbs.SGE{Addr: local, Length: n, LKey: lkey}
+	w := &wrs[i]
+	w.WRID, w.Opcode, w.Flags, w.RemoteAddr, w.RKey, w.ImmData = 0, op, 0, remote, key, 0
+	w.SGList = sges[i : i+1 : i+1]
+	return wrs
 }
 
 // closeGroup ends the group being built.
@@ -515,9 +534,9 @@ func (ch *channel) closeGroup(c *command, final, signal bool) {
 		last.Flags |= verbs.SendSignaled
 		ch.sinceSignal = 0
 	}
-	ch.groups[ch.gTail&uint32(len(ch.groups)-1)] = group{wrs: uint16(len(ch.wrs) - ch.groupStart), cmd: c.index, final: final}
+	ch.groups[ch.gTail&uint32(len(ch.groups)-1)] = group{wrs: uint16(len(ch.wrs) - ch.groupStart + ch.groupData), cmd: c.index, final: final}
 	ch.gTail++
-	ch.groupStart = len(ch.wrs)
+	ch.groupStart, ch.groupData = len(ch.wrs), 0
 }
 
 // endStep posts a step whose completion goes on with the command.
@@ -577,12 +596,18 @@ func (c *command) plan(n int64) (wrs int, bytes int64) {
 	return wrs, bytes
 }
 
-// pieces appends the requests that plan counted.
+// pieces appends the requests that plan counted. Small data whose response follows are gathered in front of the batch; large ones stay where they
+// are, or the first response would wait for the data of all.
 func (ch *channel) pieces(c *command, op verbs.SendOpcode, local uint64, lkey uint32, n int64) {
+	ahead := op == verbs.OpRDMAWrite && c.want <= smallLen && c.moved+n == c.want
 	for n > 0 {
 		d := &c.descs[c.desc]
 		l := min(int64(d.Len-c.descOff), n, maxPiece)
-		if l > 0 {
+		switch {
+		case l == 0:
+		case ahead:
+			ch.addData(local, uint32(l), lkey, d.Addr+uint64(c.descOff), d.Key)
+		default:
 			ch.addKey(op, local, uint32(l), lkey, d.Addr+uint64(c.descOff), d.Key)
 		}
 		local += uint64(l)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"srp-initiator/rdma"
 	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/hostmem"
+	"srp-initiator/rdma/softroce"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/target-emu/lun"
 )
@@ -870,6 +872,46 @@ func TestHeldAnswersComeTogether(t *testing.T) {
 	}
 	if n := r.target.Stats().Channels[0].Doorbells - before; n > 1 {
 		t.Errorf("%d doorbells for the group", n)
+	}
+}
+
+// TestSmallDataLeaveAsTrains holds the responses of a batch behind the data of all its commands: equal packets in a row, which the socket takes
+// in few pieces. With data and response in turn there would be a piece per command.
+func TestSmallDataLeaveAsTrains(t *testing.T) {
+	const n, size = 16, 4096
+	r := newRig(t, Config{}, fmt.Sprintf("cmd op=read : hold count=%d", n))
+	dev := r.fabric.Context().(*softroce.Device)
+	if !dev.Stats().Socket.GSO {
+		t.Skip("no UDP_SEGMENT here")
+	}
+	p := r.login(openFabric(t), 1, false)
+	out := make([]byte, size)
+	for i := range out {
+		out[i] = byte(i * 7)
+	}
+	copy(p.data(0, size), out)
+	p.send(p.direct(cmdBytes(99, 0, 0x10, rw10(0x2a, 8, 8)...), 0, size))
+	p.good(p.recv(), 99)
+	for i := range uint64(n - 1) {
+		p.send(p.direct(cmdBytes(i, 0, 1, rw10(0x28, 8*uint32(i%2), 8)...), int(i)*size, size))
+	}
+	before := dev.Stats().Socket.TrainsSent
+	p.send(p.direct(cmdBytes(n-1, 0, 1, rw10(0x28, 8, 8)...), (n-1)*size, size))
+	for i := range uint64(n) {
+		p.good(p.recv(), i)
+	}
+	// Sixteen WRITEs are two pieces, sixteen responses one; two for acknowledgements.
+	if got := dev.Stats().Socket.TrainsSent - before; got > 5 {
+		t.Errorf("%d pieces for %d commands of %d bytes", got, n, size)
+	}
+	for i := range n {
+		want := out
+		if i%2 == 0 && i != n-1 {
+			want = make([]byte, size)
+		}
+		if !bytes.Equal(p.data(i*size, size), want) {
+			t.Errorf("command %d read something else", i)
+		}
 	}
 }
 
