@@ -33,6 +33,8 @@ type completionQueue struct {
 	armed atomic.Uint32 // armedNot, armedSolicited, armedAny
 	// reapedAt is when Poll last gave entries to the owner, while the owner has neither polled to the end nor armed; else 0.
 	reapedAt atomic.Int64
+	// polledAt is when Poll last drove the device and found nothing, while the owner has not armed since; else 0.
+	polledAt atomic.Int64
 
 	// Guarded by Device.mu.
 	users    int // queue pairs
@@ -107,9 +109,11 @@ func (c *completionQueue) Poll(wcs []verbs.WorkCompletion) int {
 	if n == 0 && len(wcs) > 0 {
 		c.endTurn()
 		if d := c.d; d.mu.TryLock() {
-			d.pollTurn()
+			at := d.pollTurn()
 			d.unlock()
-			n = c.take(wcs)
+			if n = c.take(wcs); n == 0 {
+				c.polledAt.Store(int64(at))
+			}
 		}
 	}
 	if n > 0 {
@@ -130,6 +134,7 @@ func (c *completionQueue) endTurn() {
 
 func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 	c.endTurn()
+	c.polledAt.Store(0)
 	d := c.d
 	if c.channel == nil {
 		return false, fmt.Errorf("softroce: the completion queue has no channel: %w", syscall.EINVAL)
@@ -201,6 +206,7 @@ func (c *completionQueue) Destroy() error {
 	}
 	c.retire()
 	c.endTurn()
+	c.polledAt.Store(0)
 	if c.armed.Swap(armedNot) != armedNot {
 		d.waiting--
 	}

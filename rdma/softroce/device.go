@@ -61,6 +61,7 @@ type Device struct {
 
 	touched   []*queuePair // got packets in this batch
 	blocked   []*queuePair // found the arena full
+	riders    []*queuePair // have sent requests that an acknowledgement may travel with
 	overrun   []*completionQueue
 	notify    []*completionQueue
 	nextTimer rc.Time // no timer is earlier

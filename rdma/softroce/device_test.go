@@ -427,6 +427,48 @@ func TestDisconnect(t *testing.T) {
 	}
 }
 
+// What is posted one by one while somebody polls in vain leaves with his next Poll, as one train; the acknowledgement that is owed is its end.
+func TestPostBesidePolling(t *testing.T) {
+	a, b := pair(t)
+	if !a.d.Stats().Socket.GSO {
+		t.Skip("no UDP_SEGMENT here")
+	}
+	const n = 8
+	judged := 0
+	for round := 0; round < 400 && judged < 20; round++ {
+		for i := range n {
+			b.recv(t, uint64(i), i*64, 64)
+		}
+		a.recv(t, 99, 0, 64)
+		b.send(t, verbs.SendWorkRequest{WRID: 1, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: b.sge(0, 8)})
+		a.poll(t, 1) // which owes an acknowledgement now
+		var wcs [4]verbs.WorkCompletion
+		start := time.Now()
+		if a.cq.Poll(wcs[:]) != 0 {
+			t.Fatal("an entry that nothing accounts for")
+		}
+		drove := a.cq.(*completionQueue).polledAt.Load() != 0 // and not somebody else at that moment
+		before := a.d.Stats().Socket.TrainsSent
+		for i := range n {
+			a.send(t, verbs.SendWorkRequest{WRID: uint64(i), Opcode: verbs.OpSend, SGList: a.sge(0, 40)})
+		}
+		between := a.d.Stats().Socket.TrainsSent
+		done := a.cq.Poll(wcs[:])
+		after := a.d.Stats().Socket.TrainsSent
+		if drove && time.Since(start) < pollTime/2 { // else the watchdog or somebody's impatience may have been first
+			judged++
+			if between != before || after > before+1 {
+				t.Fatalf("%d trains before the Poll, %d with it", between-before, after-between)
+			}
+		}
+		b.poll(t, n+1) // the receives and the SEND
+		a.poll(t, n-done)
+	}
+	if judged == 0 {
+		t.Skip("never undisturbed for long enough")
+	}
+}
+
 // What is posted after a Poll that gave entries may wait for the next one, but leaves also when there is none.
 func TestPostWithoutPoll(t *testing.T) {
 	a, b := pair(t)

@@ -9,9 +9,10 @@ package softroce
 //	the pump, a goroutine parked on the link: for timers, for who waits while there is no leader, and
 //	for everything when nobody has polled or waited for a millisecond.
 //
-// PostSend builds packets and sends them at once, unless a consumer is between taking completions and its next Poll or Arm: what is
-// posted in between, typically by the handler of those completions, leaves together (one sendmmsg, grouped
-// into UDP_SEGMENT trains). The next Poll on an empty queue, Arm, turn of anybody, or at the latest the watchdog sends it.
+// PostSend builds packets and sends them at once, unless a consumer is between taking completions and its next Poll or Arm, or polls
+// in vain and has just done so: what is posted in between, typically by the handler of those completions or by those whom it woke,
+// leaves together (one sendmmsg, grouped into UDP_SEGMENT trains). The next Poll on an empty queue, Arm, turn of
+// anybody, or at the latest the watchdog sends it.
 
 import (
 	"errors"
@@ -32,14 +33,14 @@ func (d *Device) clock(t rc.Time) time.Time {
 	return d.start.Add(time.Duration(t))
 }
 
-// pollTurn is a turn driven by a poller.
-func (d *Device) pollTurn() {
+// pollTurn is a turn driven by a poller. It returns when the turn began.
+func (d *Device) pollTurn() rc.Time {
 	d.polls++
 	if d.armed && d.waiting == 0 {
 		d.disarmPump()
 		d.wakeAt(d.now().Add(watchdog))
 	}
-	d.turn()
+	return d.turn()
 }
 
 func (d *Device) disarmPump() {
@@ -86,12 +87,12 @@ func (d *Device) resign(turn bool) {
 	}
 }
 
-// turn does all there is to do now. d.mu is held.
-func (d *Device) turn() {
-	if d.closed {
-		return
-	}
+// turn does all there is to do now, and returns what time that is. d.mu is held.
+func (d *Device) turn() rc.Time {
 	now := d.now()
+	if d.closed {
+		return now
+	}
 	for range receiveRounds {
 		ms, err := d.link.Receive()
 		if err != nil || len(ms) == 0 {
@@ -102,7 +103,8 @@ func (d *Device) turn() {
 		}
 		for _, q := range d.touched {
 			q.touched = false
-			q.rc.EndBatch(now)
+			q.rc.EndBatch(now, q.completed)
+			q.completed = false
 			d.settle(q)
 		}
 		d.touched = d.touched[:0]
@@ -113,6 +115,7 @@ func (d *Device) turn() {
 	}
 	d.timers(now)
 	d.flush(now)
+	return now
 }
 
 // settle notes a queue pair's timer after any call into it.
@@ -166,6 +169,11 @@ func (d *Device) timers(now rc.Time) {
 
 // flush sends what was built, and lets queue pairs go on that had found no room.
 func (d *Device) flush(now rc.Time) {
+	for _, q := range d.riders {
+		q.riding = false
+		q.rc.Ride(now)
+	}
+	d.riders = d.riders[:0]
 	for {
 		d.deferred = false
 		if !d.tx.send(d) {
@@ -188,10 +196,15 @@ func (d *Device) flush(now rc.Time) {
 
 // flushOrDefer is the end of PostSend.
 func (d *Device) flushOrDefer(now rc.Time) {
-	if c := d.reaper.Load(); c != nil && d.pumpAt <= now.Add(watchdog) && !d.tx.crowded() {
-		// Who took entries long ago and has not come back does not mean to.
-		if at := rc.Time(c.reapedAt.Load()); at != 0 && now < at.Add(turnTime) {
+	if c := d.reaper.Load(); c != nil && !d.tx.crowded() {
+		// Who took entries long ago and has not come back does not mean to; nor who found none and has not polled again.
+		at, limit := rc.Time(c.reapedAt.Load()), turnTime
+		if at == 0 {
+			at, limit = rc.Time(c.polledAt.Load()), pollTime
+		}
+		if at != 0 && now < at.Add(limit) {
 			d.deferred = true
+			d.wakeAt(now.Add(watchdog)) // should the owner not come back
 			return
 		}
 	}

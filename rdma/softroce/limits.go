@@ -24,12 +24,18 @@ const (
 	// ackDelay lets an acknowledgement to a peer of this implementation wait for the next request or answer and travel with it: a
 	// datagram of its own costs as much as one with data. It is what a peer waits at most for the completion of a lone SEND or WRITE, and far below every ACK timeout.
 	ackDelay = 100 * time.Microsecond
+	// ackUnasked is how long a message may stay unacknowledged whose sender does not wait for its completion: below the 2 ms after which a
+	// requester that has seen losses goes back. Every queue pair acknowledges such messages; only to peers of this implementation are they sent.
+	ackUnasked = time.Millisecond
 	// ackEvery is how many packets may wait for one acknowledgement: half the window.
 	ackEvery = 64
 	// watchdog bounds how long work may lie when a poller has stopped polling without arming its queue.
 	watchdog = time.Millisecond
 	// turnTime is how long after a Poll that returned entries their owner is taken to be at work on them.
 	turnTime = 300 * time.Microsecond
+	// pollTime is how long after a Poll in vain its caller is taken to poll on: several empty polls, and the submissions of those whom
+	// the last completions woke.
+	pollTime = 100 * time.Microsecond
 	// receiveRounds bounds the batches of one turn, so that completions are reaped in between.
 	receiveRounds = 4
 )

@@ -34,8 +34,10 @@ type queuePair struct {
 	soft   bool   // the peer is of this implementation: its IP identifications are known, and it takes trains
 	group  bool   // soft, and the link can send trains
 
-	touched bool // in Device.touched
-	blocked bool // in Device.blocked
+	touched   bool // in Device.touched
+	completed bool // got completions in this batch
+	blocked   bool // in Device.blocked
+	riding    bool // in Device.riders
 }
 
 func (pd *protectionDomain) CreateQP(init verbs.QPInit) (verbs.QueuePair, error) {
@@ -76,7 +78,7 @@ func (pd *protectionDomain) CreateQP(init verbs.QPInit) (verbs.QueuePair, error)
 			break
 		}
 	}
-	q.rc = rc.New(rc.Config{QPN: q.qpn, Cap: c, SignalAll: init.SignalAll}, q, q)
+	q.rc = rc.New(rc.Config{QPN: q.qpn, Cap: c, SignalAll: init.SignalAll, Tuning: rc.Tuning{AckUnasked: ackUnasked}}, q, q)
 	q.cap = q.rc.Cap()
 	d.qps[q.qpn] = q
 	d.order = append(d.order, q)
@@ -149,7 +151,7 @@ func (q *queuePair) setSoft(yes bool) {
 	q.soft = yes
 	q.group = yes && q.d.link.GSO()
 	if yes {
-		q.rc.SetTuning(rc.Tuning{AckDelay: ackDelay, AckEvery: ackEvery})
+		q.rc.SetTuning(rc.Tuning{AckDelay: ackDelay, AckEvery: ackEvery, AckUnasked: ackUnasked, AskRarely: true})
 	}
 }
 
@@ -173,6 +175,10 @@ func (q *queuePair) PostSend(wrs []verbs.SendWorkRequest) (int, error) {
 	}
 	now := d.now()
 	n, err := q.rc.PostSend(now, wrs)
+	if !q.riding && q.rc.Riding() {
+		q.riding = true
+		d.riders = append(d.riders, q)
+	}
 	d.settle(q)
 	d.flushOrDefer(now)
 	d.unlock()
@@ -204,6 +210,7 @@ func (q *queuePair) Destroy() error {
 	d.order = slices.DeleteFunc(d.order, func(o *queuePair) bool { return o == q })
 	d.touched = slices.DeleteFunc(d.touched, func(o *queuePair) bool { return o == q })
 	d.blocked = slices.DeleteFunc(d.blocked, func(o *queuePair) bool { return o == q })
+	d.riders = slices.DeleteFunc(d.riders, func(o *queuePair) bool { return o == q })
 	for _, k := range d.memory.byIndex {
 		if k.bound == q {
 			k.window.unbind()

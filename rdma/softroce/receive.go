@@ -123,6 +123,7 @@ func (q *queuePair) Complete(wc *verbs.WorkCompletion, recv, solicited bool) {
 	if recv {
 		c = q.recvCQ
 	}
+	q.completed = true
 	c.push(wc, solicited)
 }
 

@@ -6,8 +6,8 @@
 // A driver's turn:
 //
 //	for each datagram: packet.Parse, ICRC, find the QP: qp.Receive(now, &pkt)
-//	at the end of the batch, for each QP that received: qp.EndBatch(now)
-//	work from above: qp.PostSend(now, wrs), qp.PostRecv(now, wrs)
+//	at the end of the batch, for each QP that received: qp.EndBatch(now, completed)
+//	work from above: qp.PostSend(now, wrs), qp.PostRecv(now, wrs); before the flush that follows qp.Ride(now)
 //	when qp.Deadline() has passed: qp.Tick(now)
 //	when the Output refused a packet and has room again: qp.Pump(now)
 //	flush what the Output gathered, deliver the completions
@@ -90,10 +90,16 @@ type Tuning struct {
 	// READ requests, which the peer cannot tell from several work requests; so a READ cannot make the peer send more at
 	// once than Window. Default: half the window.
 	ReadChunk int
-	// AckDelay lets an acknowledgement wait for company: it goes out with the next request, after AckEvery
+	// AckDelay lets an acknowledgement wait for company: it goes out with the next request (Ride), after AckEvery
 	// packets, or AckDelay after the packet that asked for it. 0: at the end of the batch, which suits every peer. It must be well below
 	// the peer's retransmission timeout.
 	AckDelay time.Duration
+	// AckUnasked is how long the acknowledgement of messages may wait that did not ask for one: it goes out with a next request once
+	// there are 16 packets to acknowledge, or after AckEvery, or AckUnasked after the first. 0: none is owed.
+	AckUnasked time.Duration
+	// AskRarely asks for acknowledgements only where a completion was asked for, and besides often enough to keep the window and the
+	// send queue open. The peer must have AckUnasked, or what it does not acknowledge is sent again after the ACK timeout.
+	AskRarely bool
 	// AckEvery is the number of received request packets after which an acknowledgement waits no longer. Default 32.
 	AckEvery int
 	// ReadBurst and ReadInterval pace READ responses: at most ReadBurst packets, then a pause of ReadInterval.
@@ -108,6 +114,8 @@ const (
 	MaxWindow = 128
 	// ackReqEvery bounds the request packets between two AckReq bits, as rxe does (RXE_MAX_PKT_PER_ACK); half the window when that is less.
 	ackReqEvery = 64
+	// unaskedEvery packets are worth an acknowledgement that nobody asked for, if it can travel with requests.
+	unaskedEvery = 16
 	// DefaultAckEvery keeps acknowledgements well ahead of the smallest window in use.
 	DefaultAckEvery = 32
 	// MaxMessage bounds a message so that even at path MTU 256 it spans 2^22 packets, a quarter of the PSN space: two PSNs of

@@ -106,7 +106,7 @@ func FuzzReceive(f *testing.F) {
 			}
 			b = b[k:]
 			if n%4 == 3 {
-				q.EndBatch(now)
+				q.EndBatch(now, false)
 				q.Pump(now)
 				if d := q.Deadline(); d != Never && n%8 == 7 {
 					now = max(now, d)
@@ -150,7 +150,7 @@ func TestFloodAllocatesNothing(t *testing.T) {
 				q.Receive(0, &p)
 			}
 		}
-		q.EndBatch(0)
+		q.EndBatch(0, false)
 		q.Pump(0)
 		q.Tick(0)
 	}

@@ -203,7 +203,7 @@ func (e *endpoint) arrive(from netip.AddrPort, b []byte) {
 		e.batched = true
 		e.net.After(time.Duration(e.rng.Int64N(int64(e.batchDelay)+1)), func() {
 			e.batched = false
-			e.qp.EndBatch(e.now())
+			e.qp.EndBatch(e.now(), false)
 			e.after()
 		})
 	}
@@ -213,6 +213,7 @@ func (e *endpoint) arrive(from netip.AddrPort, b []byte) {
 // after is what a device does behind every call into the QP.
 func (e *endpoint) after() {
 	q := e.qp
+	q.Ride(e.now())
 	if err := q.check(); err != nil {
 		e.fail("%v", err)
 	}

@@ -25,7 +25,7 @@ func exchange(t *testing.T, qd int, loss float64) (perSecond float64, a, b Stats
 		if i == 1 {
 			self, peer = peer, self
 		}
-		cfg := Config{QPN: uint32(i + 1), Cap: verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256}, Tuning: Tuning{AckDelay: 100 * time.Microsecond}}
+		cfg := Config{QPN: uint32(i + 1), Cap: verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256}, Tuning: Tuning{AckDelay: 100 * time.Microsecond, AckUnasked: time.Millisecond, AskRarely: true}}
 		ends[i] = newEndpoint(net, r, self, peer, cfg, newTestMemory(7))
 		ends[i].batchDelay = 3 * time.Microsecond
 		bufs[i] = ends[i].mem.register(make([]byte, 1<<16), allAccess)

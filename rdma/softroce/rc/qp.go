@@ -37,11 +37,13 @@ type QP struct {
 	rcv responder
 
 	blocked bool // the Output refused a packet since the last Pump
-	hdr     [packet.HeaderMax]byte
-	pieces  [][]byte // scratch: the payload of the packet being built
-	wc      verbs.WorkCompletion
-	stats   Stats
-	cfg     Config
+	// sentRequests: since the last Ride.
+	sentRequests bool
+	hdr          [packet.HeaderMax]byte
+	pieces       [][]byte // scratch: the payload of the packet being built
+	wc           verbs.WorkCompletion
+	stats        Stats
+	cfg          Config
 }
 
 // New makes a queue pair in the reset state. cfg.Cap is taken as it is; sizes below 1 become 1.
@@ -88,7 +90,8 @@ func (q *QP) SetTuning(t Tuning) {
 		s.chunk = min(t.ReadChunk, s.window)
 	}
 	s.ackReqEvery = min(ackReqEvery, max(1, s.window/2))
-	r.ackDelay = max(0, t.AckDelay)
+	s.askRarely = t.AskRarely
+	r.ackDelay, r.ackUnasked = max(0, t.AckDelay), max(0, t.AckUnasked)
 	r.ackEvery = DefaultAckEvery
 	if t.AckEvery > 0 {
 		r.ackEvery = t.AckEvery
@@ -194,7 +197,7 @@ func (q *QP) Modify(now Time, a *verbs.QPAttr, mask verbs.QPAttrMask) error {
 
 func (q *QP) reset() {
 	q.state = verbs.QPReset
-	q.blocked = false
+	q.blocked, q.sentRequests = false, false
 	q.snd.reset()
 	q.rcv.reset()
 }
@@ -243,11 +246,34 @@ func (q *QP) Receive(now Time, p *packet.Packet) {
 }
 
 // EndBatch tells the QP that the packets which arrived together have all been given to it: what is owed to the
-// peer, and need not or must not wait, goes out.
-func (q *QP) EndBatch(now Time) { q.flushAck(now, false) }
+// peer, and need not or must not wait, goes out. completed: the batch gave the consumer completions, who is likely to answer with requests
+// that an acknowledgement could travel with; it may then wait for half as many packets more.
+func (q *QP) EndBatch(now Time, completed bool) {
+	r := &q.rcv
+	if q.sentRequests {
+		q.Ride(now)
+		return
+	}
+	if completed && r.ack == ackPlain && !r.ackUrgent && r.ackDelay > 0 && r.unacked < r.ackEvery+r.ackEvery/2 {
+		return
+	}
+	q.flushAck(now, batchEnded)
+}
+
+// Ride sends the acknowledgement that may travel with the requests which PostSend has sent. The driver calls it before it flushes
+// the Output: behind the last of several PostSends an acknowledgement is the short end of their train, in between it would cut it.
+func (q *QP) Ride(now Time) {
+	if q.sentRequests {
+		q.sentRequests = false
+		q.flushAck(now, requestsSent)
+	}
+}
+
+// Riding reports that Ride has something to look at.
+func (q *QP) Riding() bool { return q.sentRequests && q.rcv.ack != ackNone }
 
 // FlushAck sends the pending acknowledgement, if any, now.
-func (q *QP) FlushAck(now Time) { q.flushAck(now, true) }
+func (q *QP) FlushAck(now Time) { q.flushAck(now, timeIsUp) }
 
 // AckPending reports that an acknowledgement waits for AckDelay, for a next request or for room.
 func (q *QP) AckPending() bool { return q.rcv.ack != ackNone }
@@ -262,8 +288,9 @@ func (q *QP) Pump(now Time) {
 		return
 	}
 	q.respond(now)
-	q.flushAck(now, false)
+	q.flushAck(now, batchEnded)
 	q.transmit(now)
+	q.Ride(now)
 }
 
 // Deadline is when Tick wants to be called next; Never without a timer.
@@ -276,10 +303,10 @@ func (q *QP) Tick(now Time) {
 	if q.rcv.resumeAt <= now {
 		q.rcv.resumeAt = Never
 		q.respond(now)
-		q.flushAck(now, false)
+		q.flushAck(now, batchEnded)
 	}
 	if q.rcv.ackAt <= now {
-		q.flushAck(now, true)
+		q.flushAck(now, timeIsUp)
 	}
 	s := &q.snd
 	switch {
@@ -298,6 +325,7 @@ func (q *QP) Tick(now Time) {
 		q.goBackEarly(now)
 		q.transmit(now)
 	}
+	q.Ride(now)
 }
 
 // AckTimeout is the retransmission timeout of a 5-bit code: 4.096 us * 2^code; 0, for code 0, means none (IBA vol. 1, 9.7.6.1.3).

@@ -50,6 +50,7 @@ type requester struct {
 
 	window, chunk, ackReqEvery int
 	sinceAckReq                int
+	askRarely                  bool
 	reads, maxReads            int // READ requests that wait for responses
 	readWQEs                   int // started READ work requests in the ring; a fence waits for 0
 	rtxAt, rnrAt, earlyAt      Time
@@ -278,7 +279,7 @@ func (q *QP) transmit(now Time) {
 		if s.rtxAt == Never {
 			q.armTimer(now)
 		}
-		q.flushAck(now, true) // it travels in company now
+		q.sentRequests = true // an acknowledgement can travel in company now
 	}
 	if retire {
 		q.retire()
@@ -306,11 +307,16 @@ func (q *QP) executeLocal(w *sendWQE) verbs.WCStatus {
 	return verbs.WCSuccess
 }
 
-// ackReq decides whether the packet about to go asks for an acknowledgement: the last of a message, and one in ackReqEvery, so that
-// a full window always holds one.
-func (s *requester) ackReq(last bool) bool {
+// ackReq decides whether the packet of w about to go asks for an acknowledgement: the last of a message, and one in ackReqEvery, so that
+// a full window always holds one. With askRarely, a message whose completion nobody waits for does not, unless it is sent
+// again or the send queue fills up.
+func (q *QP) ackReq(w *sendWQE, last bool) bool {
+	s := &q.snd
 	s.sinceAckReq++
-	return last || s.sinceAckReq >= s.ackReqEvery
+	if s.sinceAckReq >= s.ackReqEvery {
+		return true
+	}
+	return last && (!s.askRarely || w.flags&verbs.SendSignaled != 0 || q.cfg.SignalAll || s.nxt.Before(s.max) || s.tail-s.head > s.size/2)
 }
 
 // sendRequest sends packet curPkt of a SEND or WRITE.
@@ -332,7 +338,7 @@ func (q *QP) sendRequest(w *sendWQE) bool {
 		h.Solicited = w.flags&verbs.SendSolicited != 0
 	}
 	asked := s.sinceAckReq
-	h.AckReq = s.ackReq(last)
+	h.AckReq = q.ackReq(w, last)
 	hl := packet.BTHLen
 	imm := false
 	switch w.op {

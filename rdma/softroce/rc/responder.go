@@ -72,7 +72,8 @@ type responder struct {
 	silentRNR    bool       // silent because of an RNR NAK
 	ack          ackKind
 	ackUrgent    bool
-	unacked      int // packets executed since the last acknowledgement
+	ackAsked     bool // the peer asked for it
+	unacked      int  // packets executed since the last acknowledgement
 	rnrCode      uint8
 	received     uint32 // SEND: bytes so far
 	writeAddr    uint64 // WRITE: where the next packet goes
@@ -86,6 +87,7 @@ type responder struct {
 	burst        int
 	interval     time.Duration
 	ackDelay     time.Duration
+	ackUnasked   time.Duration
 	ackEvery     int
 	ackAt        Time
 	resumeAt     Time
@@ -208,6 +210,12 @@ func (q *QP) receiveRequest(now Time, p *packet.Packet) {
 		if p.AckReq {
 			r.ackPSN = p.PSN
 			q.oweAck(now, ackPlain, false)
+		} else if r.ackUnasked > 0 && p.Kind&packet.KindLast != 0 {
+			r.ackPSN = p.PSN
+			if r.ack == ackNone {
+				r.ack, r.ackUrgent, r.ackAsked = ackPlain, false, false
+				r.ackAt = now.Add(r.ackUnasked)
+			}
 		}
 	}
 	if r.ahead {
@@ -311,17 +319,29 @@ func (r *responder) readAt(i int) *readResource {
 func (q *QP) oweAck(now Time, kind ackKind, urgent bool) {
 	r := &q.rcv
 	if r.ack == ackNone {
-		r.ackUrgent = false
+		r.ackUrgent, r.ackAsked = false, false
+	}
+	if !r.ackAsked {
+		r.ackAsked = true
 		if r.ackDelay > 0 {
-			r.ackAt = now.Add(r.ackDelay)
+			r.ackAt = min(r.ackAt, now.Add(r.ackDelay))
 		}
 	}
 	r.ack = kind
 	r.ackUrgent = r.ackUrgent || urgent
 }
 
-// flushAck sends the pending acknowledgement when it is due, or in any case with force; never in front of READ responses.
-func (q *QP) flushAck(now Time, force bool) {
+// Occasions to send the pending acknowledgement.
+type occasion uint8
+
+const (
+	batchEnded occasion = iota
+	requestsSent
+	timeIsUp
+)
+
+// flushAck sends the pending acknowledgement when it is due; never in front of READ responses.
+func (q *QP) flushAck(now Time, on occasion) {
 	r := &q.rcv
 	if r.ack == ackNone || r.readsPending > 0 {
 		if r.ack != ackNone { // whoever sends the last of them comes here again
@@ -329,7 +349,13 @@ func (q *QP) flushAck(now Time, force bool) {
 		}
 		return
 	}
-	if !force && !r.ackUrgent && r.ackDelay > 0 && r.unacked < r.ackEvery {
+	switch {
+	case on == timeIsUp || r.ackUrgent || r.unacked >= r.ackEvery:
+	case !r.ackAsked:
+		if on != requestsSent || r.unacked < unaskedEvery {
+			return
+		}
+	case on == batchEnded && r.ackDelay > 0:
 		return
 	}
 	a := packet.AETH{Syndrome: packet.SyndromeAck, MSN: r.msn}

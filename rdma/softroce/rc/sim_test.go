@@ -128,6 +128,7 @@ func runSession(seed uint64) (err error) {
 		if r.IntN(2) == 0 {
 			tune.AckDelay, tune.AckEvery = time.Duration(r.IntN(300))*time.Microsecond, 1+r.IntN(40)
 		}
+		tune.AckUnasked, tune.AskRarely = time.Duration(1+r.IntN(300))*time.Microsecond, r.IntN(2) == 0
 		if r.IntN(3) == 0 {
 			tune.ReadBurst, tune.ReadInterval = 1+r.IntN(4), time.Duration(1+r.IntN(40))*time.Microsecond
 		}

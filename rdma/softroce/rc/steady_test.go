@@ -53,7 +53,7 @@ func (w *wireQueue) deliver(now Time, to *QP) int {
 		}
 	}
 	w.pkts, w.slab = w.pkts[:0], w.slab[:0]
-	to.EndBatch(now)
+	to.EndBatch(now, false)
 	return n
 }
 
@@ -97,6 +97,7 @@ func mustPost(tb testing.TB, q *QP, now Time, wrs []verbs.SendWorkRequest) {
 	if n, err := q.PostSend(now, wrs); n != len(wrs) {
 		tb.Fatal(n, err)
 	}
+	q.Ride(now)
 }
 
 // srpRead is the traffic of one SRP READ of 4 KiB: a request, the data, a response.
@@ -142,7 +143,7 @@ func (c *couple) rdmaWrite(tb testing.TB, n int) func() {
 }
 
 func TestNoAllocation(t *testing.T) {
-	for name, tune := range map[string]Tuning{"plain": {}, "delayed ACKs": {AckDelay: time.Millisecond}} {
+	for name, tune := range map[string]Tuning{"plain": {}, "delayed ACKs": {AckDelay: time.Millisecond}, "few ACKs": {AckDelay: time.Millisecond, AckUnasked: time.Millisecond, AskRarely: true}} {
 		c := newCouple(t, tune)
 		for op, f := range map[string]func(){"SRP READ": c.srpRead(t), "READ 64 KiB": c.rdmaRead(t, 64<<10), "WRITE 64 KiB": c.rdmaWrite(t, 64<<10)} {
 			f()
@@ -206,6 +207,7 @@ func TestQuietLink(t *testing.T) {
 			if r.IntN(2) == 0 {
 				tune.AckDelay = 50 * time.Microsecond
 			}
+			tune.AckUnasked, tune.AskRarely = 200*time.Microsecond, r.IntN(2) == 0
 			e := newEndpoint(net, r, self, peer, Config{QPN: uint32(i + 1), Cap: verbs.QPCap{MaxSendWR: 64, MaxRecvWR: 200, MaxSendSGE: 1, MaxRecvSGE: 1}, Tuning: tune}, newTestMemory(7))
 			e.batchDelay = 3 * time.Microsecond
 			e.refuse = 0.02

@@ -102,6 +102,7 @@ func (r *rig) post(op verbs.SendOpcode, n int, more ...func(*verbs.SendWorkReque
 	if k, err := r.q.PostSend(r.now, []verbs.SendWorkRequest{wr}); k != 1 || err != nil {
 		r.t.Fatalf("PostSend: %d, %v", k, err)
 	}
+	r.q.Ride(r.now)
 }
 
 func (r *rig) recv(n int) {
@@ -172,7 +173,7 @@ func (r *rig) expect(want ...string) []wirePacket {
 
 func (r *rig) end(want ...string) {
 	r.t.Helper()
-	r.q.EndBatch(r.now)
+	r.q.EndBatch(r.now, false)
 	r.expect(want...)
 }
 
@@ -839,6 +840,77 @@ func TestAckDelay(t *testing.T) {
 	}
 }
 
+// A message that asks for no acknowledgement gets one: behind requests when there is enough to acknowledge, or when its time is up.
+func TestAckUnasked(t *testing.T) {
+	r := newRig(t, nil, Tuning{AckDelay: 100 * time.Microsecond, AckUnasked: time.Millisecond, AckEvery: 64})
+	psn := packet.PSN(40)
+	unasked := func(n int) {
+		t.Helper()
+		for range n {
+			r.recv(8)
+			r.take(wire{op: packet.SendOnly, psn: psn, noAck: true})
+			psn = psn.Add(1)
+		}
+		r.end()
+	}
+	unasked(1)
+	if d := r.q.Deadline(); d != r.now.Add(time.Millisecond) {
+		t.Fatalf("deadline %d", d)
+	}
+	r.post(verbs.OpSend, 4)
+	r.expect("SEND Only psn 40 len 4") // company, but too little to say
+	r.take(wire{op: packet.Acknowledge, psn: 40, syn: 0x1f})
+	unasked(unaskedEvery - 1)
+	r.post(verbs.OpSend, 4)
+	r.expect("SEND Only psn 41 len 4", "Acknowledge psn 55 len 0 syndrome 1f msn 16")
+	r.take(wire{op: packet.Acknowledge, psn: 41, syn: 0x1f})
+	unasked(1)
+	r.expire()
+	r.expect("Acknowledge psn 56 len 0 syndrome 1f msn 17")
+	// One that asks brings the time forward, and takes the first company.
+	unasked(1)
+	r.recv(8)
+	r.take(wire{op: packet.SendOnly, psn: psn})
+	r.end()
+	if d := r.q.Deadline(); d != r.now.Add(100*time.Microsecond) {
+		t.Fatalf("deadline %d after a message that asks", d)
+	}
+	r.post(verbs.OpSend, 4)
+	r.expect("SEND Only psn 42 len 4", "Acknowledge psn 58 len 0 syndrome 1f msn 19")
+	r.take(wire{op: packet.Acknowledge, psn: 42, syn: 0x1f})
+	psn = psn.Add(1)
+	// Without company after AckEvery packets, and after half as many more when the consumer was given completions.
+	unasked(63)
+	r.expect()
+	r.recv(8)
+	r.take(wire{op: packet.SendOnly, psn: psn, noAck: true})
+	r.q.EndBatch(r.now, true)
+	r.expect()
+	r.end("Acknowledge psn 122 len 0 syndrome 1f msn 83")
+}
+
+// Who asks rarely asks for what completes with an entry, for what is sent again, and when the send queue fills up.
+func TestAskRarely(t *testing.T) {
+	r := newRig(t, nil, Tuning{AskRarely: true})
+	asks := func(want bool) {
+		t.Helper()
+		if len(r.sent) != 1 || r.sent[0].AckReq != want {
+			t.Errorf("sent %v, want one packet that asks: %v", r.sent, want)
+		}
+		r.sent = nil
+	}
+	quiet := func(w *verbs.SendWorkRequest) { w.Flags = 0 }
+	r.post(verbs.OpSend, 8, quiet)
+	asks(false)
+	r.post(verbs.OpSend, 8)
+	asks(true)
+	r.take(wire{op: packet.Acknowledge, psn: 41, syn: 0x1f})
+	r.post(verbs.OpSend, 8, quiet)
+	asks(false)
+	r.expire() // the ACK timeout
+	asks(true)
+}
+
 // The Output refuses: nothing is lost, nothing is sent twice, the timer does not count it as a loss.
 func TestNoRoom(t *testing.T) {
 	r := newRig(t, nil, Tuning{})
@@ -863,7 +935,7 @@ func TestNoRoom(t *testing.T) {
 	r.room = 1
 	r.take(wire{op: packet.ReadRequest, psn: 40, reth: packet.RETH{Addr: r.buf.addr, RKey: r.buf.key, Length: 600}})
 	r.take(wire{op: packet.WriteOnly, psn: 43})
-	r.q.EndBatch(r.now)
+	r.q.EndBatch(r.now, false)
 	r.room = 2
 	r.q.Pump(r.now)
 	r.room = -1
