@@ -46,7 +46,7 @@ func contend(t *testing.T, n int) {
 }
 
 // TestHeldAnswers has the target hold answers until as many are held as commands can be under way, and release them together: nothing
-// follows them, so nothing covers a lost wake-up. Before that, one command after the other. In every mode, with small, odd and large weights
+// follows them, so nothing covers a lost wake-up. Before that, one command after the other, answered at once, or so late that nobody polls any more. In every mode, with small, odd and large weights
 // and budgets, on free CPUs and on CPUs that eight others want too. Commands have no timeout and there is no idle guard: a command that
 // waited for a timer would end the test by its deadline.
 func TestHeldAnswers(t *testing.T) {
@@ -59,6 +59,11 @@ func TestHeldAnswers(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		loops = 200
 	}
+	slow, err := targetemu.ParseFaults("cmd op=read : delay 3ms")
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := startTargetWith(t, []func(*targetemu.Config){func(c *targetemu.Config) { c.Faults = slow }}, "ram:16m")
 	held := startTargetWith(t, []func(*targetemu.Config){func(c *targetemu.Config) { c.Faults = faults }}, "ram:16m")
 	free := startTarget(t, "ram:16m")
 	for _, busy := range []int{0, 8} {
@@ -76,12 +81,12 @@ func TestHeldAnswers(t *testing.T) {
 						what, target string
 						depth        int
 						loops        int64
-					}{{"one after the other", free, 1, loops}, {"held", held, depth, loops / depth * depth}} {
+					}{{"one after the other", free, 1, loops}, {"late", late, 1, loops / 20}, {"held", held, depth, loops / depth * depth}} {
 						if busy > 0 {
 							c.loops = c.loops / 10 / int64(c.depth) * int64(c.depth)
 						}
 						if c.loops == 0 {
-							c.loops = depth
+							c.loops = int64(c.depth)
 						}
 						ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 						s, ds, end, err := openerWith(t, c.target, func(o *srp.LoginOptions) { o.CommandTimeout = srp.Off })(ctx, cfg, 1)

@@ -1,5 +1,10 @@
 package completion
 
+import (
+	"sync/atomic"
+	"time"
+)
+
 // pace tells a Poller whether an instance that has become empty is worth polling on. Polling saves a notification
 // per find and costs the empty polls before it; blk-iopoll polls on regardless or not at all, and its first critic saw what
 // that means below saturation: a schedule, a complete and an interrupt for every command. So the
@@ -7,7 +12,8 @@ package completion
 // once, and polling is tried again ever more rarely.
 type pace struct {
 	last    int64 // when work was last found
-	barren  int   // empty polls since
+	polled  int64 // when the queue was last polled
+	barren  int   // empty polls since work was last found, and time lost to others
 	cost    int   // mean empty polls before a find, in 1/16
 	finds   int   // since polling began: notifications saved
 	resting int   // notifications to be served in place before polling is tried again
@@ -18,15 +24,28 @@ const (
 	// barrenWorth is how many empty polls, each with a yield of the CPU, cost what a notification costs where CPUs are busy. Waking an
 	// idle CPU costs more, but then the CPU time that polling takes is seen in full.
 	barrenWorth = 3
-	paying      = 8   // finds for which a stretch of polling was worth its beginning and end
-	maxBackoff  = 256 // notifications between two tries
+	// lostTime is how much time away between two polls counts as one more: when others want the CPU who yields waits for all of them,
+	// while a notification would have been let in before them. Our own work between two polls takes less.
+	lostTime = int64(200 * time.Microsecond)
+
+	paying     = 8   // finds for which a stretch of polling was worth its beginning and end
+	maxBackoff = 256 // notifications between two tries
 )
 
 // found notes that a poll at time at had work.
 func (p *pace) found(at int64) {
+	p.away(at)
 	p.cost += (16*min(p.barren, 4*barrenWorth) - p.cost) / 8
 	p.barren, p.last = 0, at
 	p.finds++
+}
+
+// away counts the time since the last poll.
+func (p *pace) away(at int64) {
+	if p.polled != 0 {
+		p.barren += int((at - p.polled) / lostTime)
+	}
+	p.polled = at
 }
 
 // tries reports whether a notification is followed by polling.
@@ -41,6 +60,7 @@ func (p *pace) tries() bool {
 // pays reports whether to poll on at time at, after a turn that found the queue empty in the end, or from the beginning.
 func (p *pace) pays(work int, at, linger int64) bool {
 	if work == 0 {
+		p.away(at)
 		p.barren++
 	}
 	if p.cost <= 16*barrenWorth && p.barren <= 2*barrenWorth && at-p.last < linger {
@@ -57,7 +77,7 @@ func (p *pace) ended() {
 	} else {
 		p.backoff = min(max(1, 2*p.backoff), maxBackoff)
 	}
-	p.resting, p.finds, p.barren = p.backoff, 0, 0
+	p.resting, p.finds, p.barren, p.polled = p.backoff, 0, 0, 0
 	p.cost = min(p.cost, 16*barrenWorth) // else it would never be tried again
 }
 
@@ -73,6 +93,30 @@ type adaptive struct {
 	perWake   int64 // mean completions found by a wake-up
 	perWindow int64 // mean completions found in the time that one wake-up costs, while polling
 }
+
+// crowd tells waiters in mode Adaptive whether others want the CPU: who yields it while polling then waits for all of them, and who
+// blocks is let in before them when the notification comes.
+type crowd struct {
+	skip    atomic.Int32 // waits that are to block at once
+	backoff atomic.Int32
+}
+
+const maxSkip = 1024
+
+// yielded notes how long a waiter was away when it yielded the CPU. Lost updates do no harm.
+func (c *crowd) yielded(ns int64) {
+	switch b := c.backoff.Load(); {
+	case ns >= lostTime:
+		b = min(max(4, 2*b), maxSkip)
+		c.backoff.Store(b)
+		c.skip.Store(b)
+	case b > 0:
+		c.backoff.Store(b - 1)
+	}
+}
+
+// blocks reports whether a wait is to block at once.
+func (c *crowd) blocks() bool { return c.skip.Load() > 0 && c.skip.Add(-1) >= 0 }
 
 // serveAdaptive reaps like serveUntilEmpty; when wake-ups keep finding several completions it stays
 // and polls, without notifications, until a window of Spin finds one on average, or none at all twice (the stall guard).

@@ -65,6 +65,15 @@ func share(parts int) time.Duration {
 // lost is what a request may take on CPUs that dozens of others want too.
 const lost = time.Minute
 
+// openSlow is open with a slow queue.
+func openSlow(t testing.TB, capacity int, cfg Config, h Handler) (*Instance, *nullCQ) {
+	i, q := open(t, capacity, cfg, h)
+	i.Disable()
+	q.slow = true
+	i.Enable()
+	return i, q
+}
+
 // TestContention runs both loads in which a lost wake-up has nobody to cover it, on CPUs that are never free: one request after the other, and
 // bursts of held answers released together with silence after them. The only timer of the package, the idle guard, is set to an hour, and no
 // other traffic comes: a completion that waited for either would fail the request after lost, a 60th of that.
@@ -73,7 +82,7 @@ func TestContention(t *testing.T) {
 	everyMode(t, func(t *testing.T, cfg Config) {
 		const n = 37
 		j := newJobs(t, n)
-		i, q := open(t, 64, cfg, j.handle)
+		i, q := openSlow(t, 64, cfg, j.handle)
 		j.i = i
 		d := startDevice(q, 1)
 		defer d.stop()
@@ -89,7 +98,11 @@ func TestContention(t *testing.T) {
 			return ok
 		}
 		for end := time.Now().Add(share(40)); time.Now().Before(end); {
-			d.requests <- 0
+			if requests%4 == 2 { // so late that whoever polls has given up
+				time.AfterFunc(2*DefaultDirectSpin, func() { d.requests <- 0 })
+			} else {
+				d.requests <- 0
+			}
 			if !wait(0) {
 				return
 			}
@@ -109,8 +122,11 @@ func TestContention(t *testing.T) {
 					}
 				})
 			}
-			if requests++; requests%2 == 0 {
+			switch requests++; requests % 3 {
+			case 0:
 				runtime.Gosched()
+			case 1:
+				time.Sleep(2 * DefaultDirectSpin)
 			}
 			q.complete(burst...)
 			all.Wait()
@@ -128,7 +144,7 @@ func TestContentionOfUnattended(t *testing.T) {
 	everyMode(t, func(t *testing.T, cfg Config) {
 		done := make(chan int, 64)
 		var i *Instance
-		i, q := open(t, 64, cfg, func(wcs []verbs.WorkCompletion) { done <- len(wcs) })
+		i, q := openSlow(t, 64, cfg, func(wcs []verbs.WorkCompletion) { done <- len(wcs) })
 		rounds := 0
 		for end := time.Now().Add(share(20)); time.Now().Before(end); rounds++ {
 			n := 1 + rounds%3*18

@@ -85,6 +85,7 @@ type Instance struct {
 	guarded    atomic.Bool   // the idle guard's timer runs
 	guardSaw   atomic.Uint64 // leads when it was last looked at
 	latency    atomic.Int64  // mean time in Wait where waiters poll, ns
+	crowd      crowd
 
 	// The owner's.
 	cq       verbs.CompletionQueue

@@ -433,7 +433,7 @@ func (m *model) moves(w *world, who int) (n int, external bool) {
 		}
 		switch p.pc {
 		case 0:
-			return 1, true
+			return 2, true
 		case 6:
 			return 3, false
 		case 8:
@@ -663,7 +663,7 @@ func (m *model) moveWaiter(w *world, k int, p *proc, choice int) {
 	switch p.pc {
 	case 0:
 		w.posted |= 1 << k
-		w.spins[k] = true
+		w.spins[k] = choice == 0
 		p.pc = 1
 	case 1:
 		p.pc = 2

@@ -5,6 +5,8 @@ package completion
 // in integration_test.go.
 
 import (
+	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -120,6 +122,7 @@ type nullCQ struct {
 	tail    int // next to be filled
 	armed   bool
 	polled  int   // what the last poll found
+	slow    bool  // Poll and Arm let others run before they return, and Arm before it looks: races that take nanoseconds are met often
 	endless bool  // every poll finds as much as is asked for
 	refused error // what Arm says
 }
@@ -133,6 +136,7 @@ func (q *nullCQ) enter() {
 func (q *nullCQ) Poll(wcs []verbs.WorkCompletion) int {
 	q.enter()
 	defer q.user.Unlock()
+	defer q.dawdle()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.endless {
@@ -149,9 +153,20 @@ func (q *nullCQ) Poll(wcs []verbs.WorkCompletion) int {
 	return n
 }
 
+// dawdle lets others run for a while, if the queue is a slow one.
+func (q *nullCQ) dawdle() {
+	if q.slow {
+		for range rand.IntN(4) {
+			runtime.Gosched()
+		}
+	}
+}
+
 func (q *nullCQ) Arm(bool) (bool, error) {
 	q.enter()
 	defer q.user.Unlock()
+	defer q.dawdle()
+	q.dawdle()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.refused != nil {

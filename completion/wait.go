@@ -154,6 +154,9 @@ func (i *Instance) spin() time.Duration {
 	case i.Mode() == Direct:
 		return DefaultDirectSpin
 	}
+	if i.crowd.blocks() {
+		return 0
+	}
 	// Adaptive: long enough for what is usual, unless that is so long that blocking is cheaper.
 	if usual := time.Duration(i.latency.Load()); usual <= spinWorthwhile {
 		return max(2*usual, DefaultAdaptiveSpin)
@@ -304,6 +307,9 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 		if budget -= t.work; t.work == 0 || budget <= 0 {
 			giveWay()
 			budget = i.cfg.Budget
+			if t.work == 0 {
+				i.crowd.yielded(now() - at)
+			}
 		}
 	}
 }
