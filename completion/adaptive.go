@@ -15,6 +15,7 @@ type pace struct {
 	polled  int64 // when the queue was last polled
 	barren  int   // empty polls since work was last found, and time lost to others
 	cost    int   // mean empty polls before a find, in 1/16
+	batch   int   // mean completions of a find, in 1/16
 	finds   int   // since polling began: notifications saved
 	resting int   // notifications to be served in place before polling is tried again
 	backoff int
@@ -24,6 +25,9 @@ const (
 	// barrenWorth is how many empty polls, each with a yield of the CPU, cost what a notification costs where CPUs are busy. Waking an
 	// idle CPU costs more, but then the CPU time that polling takes is seen in full.
 	barrenWorth = 3
+	// worthBatch is how many completions a find must bring on average: for one command after the other the peer's way to us is shortest when
+	// we sleep, and its wake-up on another CPU the dearest part of it when we do not.
+	worthBatch = 2
 	// lostTime is how much time away between two polls counts as one more: when others want the CPU who yields waits for all of them,
 	// while a notification would have been let in before them. Our own work between two polls takes less.
 	lostTime = int64(200 * time.Microsecond)
@@ -32,9 +36,10 @@ const (
 	maxBackoff = 256 // notifications between two tries
 )
 
-// found notes that a poll at time at had work.
-func (p *pace) found(at int64) {
+// found notes that a turn that ended at time at had work.
+func (p *pace) found(work int, at int64) {
 	p.away(at)
+	p.batch += (16*min(work, 64) - p.batch) / 8
 	p.cost += (16*min(p.barren, 4*barrenWorth) - p.cost) / 8
 	p.barren, p.last = 0, at
 	p.finds++
@@ -54,7 +59,7 @@ func (p *pace) tries() bool {
 		p.resting--
 		return false
 	}
-	return true
+	return p.batch >= 16*worthBatch
 }
 
 // pays reports whether to poll on at time at, after a turn that found the queue empty in the end, or from the beginning.
@@ -63,7 +68,7 @@ func (p *pace) pays(work int, at, linger int64) bool {
 		p.away(at)
 		p.barren++
 	}
-	if p.cost <= 16*barrenWorth && p.barren <= 2*barrenWorth && at-p.last < linger {
+	if p.batch >= 16*worthBatch && p.cost <= 16*barrenWorth && p.barren <= 2*barrenWorth && at-p.last < linger {
 		return true
 	}
 	p.ended()

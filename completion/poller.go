@@ -369,7 +369,7 @@ func (p *Poller) serve(i *Instance, at int64) (work int) {
 	t := turn{weight: i.weight}
 	verdict := i.run(&t)
 	if t.work > 0 {
-		i.pace.found(at)
+		i.pace.found(t.work, at)
 	}
 	if verdict == idle {
 		t.phase = arming
@@ -390,7 +390,7 @@ func (i *Instance) serveFirst(p *Poller) {
 	t := turn{weight: i.weight, here: true}
 	verdict := i.run(&t)
 	if t.work > 0 {
-		i.pace.found(now())
+		i.pace.found(t.work, now())
 	} else {
 		i.count.barren.Add(1)
 	}
@@ -406,7 +406,7 @@ func (i *Instance) serveFirst(p *Poller) {
 		case t.work == 0:
 			i.pace.ended()
 		case verdict == idle:
-			i.pace.found(now())
+			i.pace.found(t.work, now())
 			t.phase = spent
 			verdict = i.run(&t)
 		}
