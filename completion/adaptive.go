@@ -124,7 +124,8 @@ func (c *crowd) yielded(ns int64) {
 func (c *crowd) blocks() bool { return c.skip.Load() > 0 && c.skip.Add(-1) >= 0 }
 
 // serveAdaptive reaps like serveUntilEmpty; when wake-ups keep finding several completions it stays
-// and polls, without notifications, until a window of Spin finds one on average, or none at all twice (the stall guard).
+// and polls, without notifications, until a window of Spin finds one on average, or none at all twice (the stall guard). Where
+// no goroutine waits, as on a target, it also stays while a few empty polls cost less than the notification they save.
 func (i *Instance) serveAdaptive() {
 	a := &i.adaptive
 	window := int64(i.cfg.Spin)
@@ -142,7 +143,9 @@ func (i *Instance) serveAdaptive() {
 		i.count.pollEntered.Add(1)
 		a.perWindow = a.perWake
 	}
+	lingering := !polling && i.cfg.Linger > 0 && i.parked.Load() == 0 && i.pace.tries()
 	found, lastFind, total := int64(0), began, int64(0)
+	woken := int64(-1) // of total, what the notification was about
 	for {
 		t := turn{weight: i.weight, here: true}
 		verdict := i.run(&t)
@@ -152,8 +155,14 @@ func (i *Instance) serveAdaptive() {
 		at := now()
 		if t.work > 0 {
 			lastFind = at
+			if lingering {
+				i.pace.found(at)
+			}
 		}
 		if verdict == idle {
+			if woken < 0 {
+				woken = total
+			}
 			if polling && at-began >= window {
 				a.perWindow += (found*perCompletion*window/(at-began) - a.perWindow) / 8
 				found, began = 0, at
@@ -166,8 +175,11 @@ func (i *Instance) serveAdaptive() {
 					a.perWake = perCompletion
 				}
 			}
+			if lingering {
+				lingering = i.parked.Load() == 0 && i.pace.pays(t.work, at, int64(i.cfg.Linger))
+			}
 			t.phase = leaving
-			if polling {
+			if polling || lingering {
 				t.phase = spent
 			}
 			verdict = i.run(&t)
@@ -177,7 +189,10 @@ func (i *Instance) serveAdaptive() {
 				i.count.barren.Add(1)
 			}
 			if !polling {
-				a.perWake += (min(total, 1024)*perCompletion - a.perWake) / 8
+				if woken < 0 {
+					woken = total
+				}
+				a.perWake += (min(woken, 1024)*perCompletion - a.perWake) / 8
 			}
 			return
 		}
@@ -186,7 +201,7 @@ func (i *Instance) serveAdaptive() {
 			i.count.budgetExhausted.Add(1)
 		case at-slice >= int64(i.cfg.Slice):
 			i.count.timeExhausted.Add(1)
-		case polling && t.work == 0:
+		case (polling || lingering) && t.work == 0:
 		default:
 			continue
 		}

@@ -518,6 +518,27 @@ func TestAdaptiveEntersAndLeaves(t *testing.T) {
 	}
 }
 
+// TestAdaptiveLingers: where nobody waits, completions that come one by one but close together are found by polling, and not each by a
+// notification of its own.
+func TestAdaptiveLingers(t *testing.T) {
+	const n = 2000
+	notifications := func(linger time.Duration) uint64 {
+		delivered := make(chan struct{}, 1)
+		i, q := open(t, 64, Config{Mode: Adaptive, Linger: linger}, func([]verbs.WorkCompletion) { delivered <- struct{}{} })
+		i.Unattended(1)
+		one := make([]verbs.WorkCompletion, 1)
+		for range n {
+			q.complete(one...)
+			<-delivered
+		}
+		return i.Stats().Notifications
+	}
+	with, without := notifications(time.Second), notifications(-1)
+	if with > n/2 || without < n/2 {
+		t.Errorf("%d completions came with %d notifications, and without lingering with %d", n, with, without)
+	}
+}
+
 // TestDeviceGone: a dead channel is reported, what is in the queue is delivered, and Close returns.
 func TestDeviceGone(t *testing.T) {
 	for _, m := range Modes() {
