@@ -68,11 +68,13 @@ type Device struct {
 	pumpAt    rc.Time // when the pump looks at the latest
 	armed     bool    // the pump wakes for datagrams
 	deferred  bool    // PostSend has left packets in the arena
-	polls     uint64  // turns driven by pollers
-	waiting   int     // armed completion queues
-	led       bool    // a leader waits for the link
-	resigned  *sync.Cond
-	stats     Stats
+	// sentBehind is the poll in vain behind which PostSend has sent something.
+	sentBehind rc.Time
+	polls      uint64 // turns driven by pollers
+	waiting    int    // armed completion queues
+	led        bool   // a leader waits for the link
+	resigned   *sync.Cond
+	stats      Stats
 }
 
 // Option changes what Open makes.

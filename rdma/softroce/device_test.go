@@ -427,7 +427,8 @@ func TestDisconnect(t *testing.T) {
 	}
 }
 
-// What is posted one by one while somebody polls in vain leaves with his next Poll, as one train; the acknowledgement that is owed is its end.
+// What is posted one by one while somebody polls in vain leaves with his next Poll, as one train; only the first does not wait, nor
+// the acknowledgement that is owed.
 func TestPostBesidePolling(t *testing.T) {
 	a, b := pair(t)
 	if !a.d.Stats().Socket.GSO {
@@ -457,7 +458,7 @@ func TestPostBesidePolling(t *testing.T) {
 		after := a.d.Stats().Socket.TrainsSent
 		if drove && time.Since(start) < pollTime/2 { // else the watchdog or somebody's impatience may have been first
 			judged++
-			if between != before || after > before+1 {
+			if between > before+1 || after > between+1 {
 				t.Fatalf("%d trains before the Poll, %d with it", between-before, after-between)
 			}
 		}

@@ -10,8 +10,8 @@ package softroce
 //	for everything when nobody has polled or waited for a millisecond.
 //
 // PostSend builds packets and sends them at once, unless a consumer is between taking completions and its next Poll or Arm, or polls
-// in vain and has just done so: what is posted in between, typically by the handler of those completions or by those whom it woke,
-// leaves together (one sendmmsg, grouped into UDP_SEGMENT trains). The next Poll on an empty queue, Arm, turn of
+// in vain and has just done so, and this is not the first post since: what is posted in between, typically by the handler of those
+// completions or by those whom it woke, leaves together (one sendmmsg, grouped into UDP_SEGMENT trains). The next Poll on an empty queue, Arm, turn of
 // anybody, or at the latest the watchdog sends it.
 
 import (
@@ -197,12 +197,16 @@ func (d *Device) flush(now rc.Time) {
 // flushOrDefer is the end of PostSend.
 func (d *Device) flushOrDefer(now rc.Time) {
 	if c := d.reaper.Load(); c != nil && !d.tx.crowded() {
-		// Who took entries long ago and has not come back does not mean to; nor who found none and has not polled again.
+		// Who took entries long ago and has not come back does not mean to; nor who found none and has not polled again. Behind a
+		// poll in vain the first post leaves at once: it may be the only one, of somebody who is not going to poll for now.
 		at, limit := rc.Time(c.reapedAt.Load()), turnTime
-		if at == 0 {
+		ready := at != 0
+		if !ready {
 			at, limit = rc.Time(c.polledAt.Load()), pollTime
+			ready = at != 0 && d.sentBehind == at
+			d.sentBehind = at
 		}
-		if at != 0 && now < at.Add(limit) {
+		if ready && now < at.Add(limit) {
 			d.deferred = true
 			d.wakeAt(now.Add(watchdog)) // should the owner not come back
 			return
