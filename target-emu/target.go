@@ -208,8 +208,14 @@ func (t *Target) login(ctx context.Context, conn cm.Conn) {
 			t.pending.Add(-1)
 		}
 	}()
-	if d := t.vanishedFor(); d > 0 {
-		t.sleep(ctx, d)
+	// While it is away the request is lost; the peer repeats it, and the one that comes when the target is back is answered, unless the peer gave up.
+	for d := t.vanishedFor(); d > 0; d = t.vanishedFor() {
+		select {
+		case <-time.After(d):
+			continue
+		case <-conn.Done():
+		case <-ctx.Done():
+		}
 		_ = conn.Close()
 		return
 	}

@@ -29,7 +29,7 @@ var commands = []command{
 	{op: scsi.OpReadCapacity10, usage: "25000000000000000000"},
 	{op: scsi.OpRead10, usage: "28f8ffffffff00ffff00"},
 	{op: scsi.OpWrite10, usage: "2af8ffffffff00ffff00"},
-	{op: scsi.OpWriteVerify10, usage: "2ef2ffffffff00ffff00"},
+	{op: scsi.OpWriteVerify10, usage: "2ef0ffffffff00ffff00"},
 	{op: scsi.OpVerify10, usage: "2ff6ffffffff00ffff00"},
 	{op: scsi.OpSynchronizeCache10, usage: "3502ffffffff00ffff00"},
 	{op: scsi.OpWriteSame10, usage: "41f8ffffffff00ffff00"},
@@ -51,7 +51,7 @@ var commands = []command{
 	{op: scsi.OpRead16, usage: "88f8ffffffffffffffffffffffff0000"},
 	{op: scsi.OpCompareAndWrite, usage: "89f8ffffffffffffffff000000ff0000"},
 	{op: scsi.OpWrite16, usage: "8af8ffffffffffffffffffffffff0000"},
-	{op: scsi.OpWriteVerify16, usage: "8ef2ffffffffffffffffffffffff0000"},
+	{op: scsi.OpWriteVerify16, usage: "8ef0ffffffffffffffffffffffff0000"},
 	{op: scsi.OpVerify16, usage: "8ff6ffffffffffffffffffffffff0000"},
 	{op: scsi.OpSynchronizeCache16, usage: "9102ffffffffffffffffffffffff0000"},
 	{op: scsi.OpWriteSame16, usage: "93f9ffffffffffffffffffffffff0000"},
@@ -62,7 +62,7 @@ var commands = []command{
 	{op: scsi.OpMaintenanceIn, sa: scsi.SAReportSupportedTMFs, hasSA: true, usage: "a31f80000000ffffffff0000"},
 	{op: scsi.OpRead12, usage: "a8f8ffffffffffffffff0000"},
 	{op: scsi.OpWrite12, usage: "aaf8ffffffffffffffff0000"},
-	{op: scsi.OpWriteVerify12, usage: "aef2ffffffffffffffff0000"},
+	{op: scsi.OpWriteVerify12, usage: "aef0ffffffffffffffff0000"},
 	{op: scsi.OpVerify12, usage: "aff6ffffffffffffffff0000"},
 }
 
@@ -175,7 +175,8 @@ func (m *Map) beginOther(t *Task, op scsi.Opcode) {
 	case scsi.OpVerify10, scsi.OpVerify12, scsi.OpVerify16:
 		u.verify(t)
 	case scsi.OpWriteVerify10, scsi.OpWriteVerify12, scsi.OpWriteVerify16:
-		if tr, _ := scsi.ParseTransfer(t.CDB); tr.BytChk > 1 {
+		// Without BYTCHK the medium is verified, which a store's Sync does; data that went straight into the store cannot be compared with it.
+		if tr, _ := scsi.ParseTransfer(t.CDB); tr.BytChk > 0 {
 			t.badField(1)
 			return
 		}

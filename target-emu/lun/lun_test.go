@@ -422,6 +422,17 @@ func TestVerify(t *testing.T) {
 	i.check(scsi.Verify10(8, 64, 1), data, scsi.Miscompare, scsi.ASCMiscompareDuringVerify)
 	i.check(scsi.Verify16(7, 2, 3), data[:512], scsi.Miscompare, scsi.ASCMiscompareDuringVerify)
 	i.check(scsi.Verify10(0, 1, 2), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+	// WRITE AND VERIFY writes; to compare as well is refused, and then nothing is written.
+	for _, op := range []scsi.Opcode{scsi.OpWriteVerify10, scsi.OpWriteVerify12, scsi.OpWriteVerify16} {
+		data := bytes.Repeat([]byte{byte(op)}, 512)
+		i.good(scsi.Transfer{Op: op, LBA: 5, Blocks: 1}.CDB(), data)
+		for bytchk := uint8(1); bytchk < 4; bytchk++ {
+			i.check(scsi.Transfer{Op: op, LBA: 5, Blocks: 1, BytChk: bytchk}.CDB(), bytes.Repeat([]byte{9}, 512), scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+		}
+		if got := i.good(scsi.Read10(5, 1), nil); !bytes.Equal(got, data) {
+			t.Errorf("%02x: what was written reads as % x...", op, got[:8])
+		}
+	}
 }
 
 // A file that was cut short is not taken for what the scratch memory happens to hold, and zeros that were asked for are there.
