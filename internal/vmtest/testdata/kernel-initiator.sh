@@ -28,6 +28,82 @@ stop() {
 	tail -n 1 /tmp/target.out | cut -c 1-600
 }
 
+# What only a bad link, or a fault of one of the stacks, makes: sent again, out of order, thrown away. The kernel's device counts for all its users, so
+# the difference is taken. It has no counter for a wrong ICRC, but a message; UDP's counters are those of both namespaces.
+hw="duplicate_request out_of_seq_request rcvd_seq_err rcvd_rnr_err send_rnr_err retry_exceeded_err retry_rnr_exceeded_err completer_retry_err send_err"
+dev="icrc_errors malformed unknown_qp wrong_peer bad_mads mads_lost cq_overruns qp_errors retransmits timeouts early_retransmits sequence_naks_sent sequence_naks_received
+	implied_naks rnr_naks_sent rnr_naks_received fatal_naks_sent fatal_naks_received duplicates out_of_order read_replays socket_drops socket_send_errors socket_truncated"
+counters() { # counters NAMES...: the kernel device's, one NAME=VALUE a line
+	for name; do
+		read -r value </sys/class/infiniband/$rxe/ports/1/hw_counters/$name || die "no counter $name"
+		echo "$name=$value"
+	done
+}
+udp() { # udp PREFIX...: UDP's errors for IPv4 and IPv6; sums over what the kernel counts since it started
+	"$@" cat /proc/net/snmp /proc/net/snmp6 | awk '
+		$1 == "Udp:" && !n { n = split($0, name); next }
+		$1 == "Udp:" { for (i = 2; i <= n; i++) if (name[i] ~ /Errors$/) print name[i] "=" $i }
+		/^Udp6.*Errors/ { print $1 "=" $2 }'
+}
+quiet_begin() {
+	dmesg -c >/dev/null
+	{ counters $hw; udp $inside; udp; } >/tmp/quiet.before
+	counters sent_pkts rcvd_pkts >/tmp/packets.before
+	# An emulated CPU that its host forgets for longer than the ACK timeout (0.54 s) makes peers send again, which says nothing about them.
+	[ -p /tmp/never ] || mkfifo /tmp/never
+	watchers=
+	for cpu in 0 1; do
+		echo 0 >/tmp/stalled.$cpu
+		taskset -c $cpu bash -c '
+			exec 9<>/tmp/never
+			worst=0 last=${EPOCHREALTIME/./}
+			while :; do
+				read -t 0.05 -u 9 x
+				now=${EPOCHREALTIME/./}
+				if ((now - last > worst)); then worst=$((now - last)); echo $worst >/tmp/stalled.$0; fi
+				last=$now
+			done' $cpu &
+		watchers="$watchers $!"
+	done
+}
+quiet_end() { # quiet_end WHAT: after stop; every counter of trouble stands where it stood, on both sides
+	kill $watchers
+	{ counters $hw; udp $inside; udp; } >/tmp/quiet.after
+	last=$(tail -n 1 /tmp/target.out)
+	{
+		diff /tmp/quiet.before /tmp/quiet.after | sed -n 's/^+\([^+]\)/kernel: \1/p'
+		dmesg | grep -i icrc || true
+		for name in ${soft:+$dev}; do
+			if ! [[ $last =~ \"$name\":([0-9]+) ]]; then
+				echo "target-emu tells no $name"
+			elif [ "${BASH_REMATCH[1]}" != 0 ]; then
+				echo "target-emu: $name=${BASH_REMATCH[1]}"
+			fi
+		done
+	} >/tmp/trouble
+	moved=
+	for name in sent_pkts rcvd_pkts; do
+		before=$(sed -n "s/^$name=//p" /tmp/packets.before)
+		after=$(counters $name)
+		moved="$moved $name $((${after#*=} - before))"
+	done
+	for name in ${soft:+packets_sent packets_received}; do
+		[[ $last =~ \"$name\":([0-9]+) ]] || die "no $name"
+		moved="$moved, softroce $name ${BASH_REMATCH[1]}"
+		[ "${BASH_REMATCH[1]}" -gt 1000 ] || die "$1: too few packets to say anything:$moved"
+	done
+	read -r a </tmp/stalled.0
+	read -r b </tmp/stalled.1
+	stalled=$(((a > b ? a : b) / 1000))
+	again='completer_retry_err|duplicate_request|retransmits|timeouts|early_retransmits|duplicates|read_replays'
+	if [ -s /tmp/trouble ] && [ $stalled -ge 250 ] && ! grep -vE " ($again)=" /tmp/trouble; then
+		say "$1: nothing dropped;$moved; a CPU stood still for $stalled ms, so nothing is said about what was sent again: $(tr '\n' ' ' </tmp/trouble)"
+		return
+	fi
+	[ ! -s /tmp/trouble ] || die "$1: trouble on a quiet link (longest standstill of a CPU $stalled ms): $(cat /tmp/trouble)"
+	say "$1: nothing dropped, nothing sent again:$moved; $(wc -l </tmp/quiet.after) kernel counters unchanged, longest standstill of a CPU $stalled ms"
+}
+
 filesystem() { # filesystem DEV
 	mkfs.ext4 -q -F "$1" || die mkfs
 	mkdir -p /mnt/t
@@ -80,25 +156,37 @@ luns="--lun 0=ram:64m --lun 1=file:/tmp/disk,size=64m --lun 300=ram:16m,bs=4096 
 case $VMTEST_SCENARIO in
 netns*)
 	rxe=rxe1
+	soft=y
+	inside="ip netns exec peer"
+	# A veth pair hands packets over on the CPU that sends them, so that the two CPUs' packets overtake each other, which no wire
+	# lets them. Receive packet steering to one CPU makes it a wire.
+	echo 1 >/sys/class/net/veth0/queues/rx-0/rps_cpus
+	$inside sh -c 'echo 1 >/sys/class/net/veth1/queues/rx-0/rps_cpus'
 	target() { start ip netns exec peer -- --device softroce:10.1.0.2 $luns "$@"; }
 	target6() { start ip netns exec peer -- --device softroce:fd01::2 $luns "$@"; }
 	;;
 *)
 	rxe=rxe0
+	soft=
+	inside=
 	target() { start -- --device rxe0 --listen 10.0.0.1 $luns "$@"; }
 	target6() { start -- --device rxe0 --listen fd00::1 $luns "$@"; }
 	;;
 esac
 
 say "kernel initiator on $rxe, target-emu over IPv4"
+quiet_begin
 target
 round $rxe
 stop
+quiet_end "IPv4"
 
 say "over IPv6, without immediate data"
+quiet_begin
 target6 --no-immediate --completion poll
 quick=1 round $rxe
 stop
+quiet_end "IPv6"
 
 say "aborts: the kernel gives up on a command that is never answered, and goes on"
 printf 'cmd op=read nth=40 : drop\n' >/tmp/faults
