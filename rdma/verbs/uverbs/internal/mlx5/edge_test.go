@@ -482,6 +482,10 @@ func TestCaps(t *testing.T) {
 			t.Errorf("%d receive entries: %+v (%v)", n, got.Cap, err)
 		}
 	}
+	// Where the library grants 2^32-4 bytes of inline data.
+	if got, err := SizeQP(verbs.QPCap{MaxSendWR: 5}, recordedLimits); err != nil || got.Cap != (verbs.QPCap{MaxSendWR: 5}) {
+		t.Errorf("no send entries: %+v (%v)", got.Cap, err)
+	}
 	if _, err := SizeQP(verbs.QPCap{MaxRecvWR: 3, MaxRecvSGE: 33}, recordedLimits); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("33 receive entries: %v", err)
 	}

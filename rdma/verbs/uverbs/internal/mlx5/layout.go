@@ -83,7 +83,7 @@ func SizeQP(want verbs.QPCap, lim Limits) (Layout, error) {
 			return l, badCap("send queue blocks", l.SendBlocks, lim.MaxSendBlocks)
 		}
 		l.Cap.MaxSendWR = size / wqe
-		l.Cap.MaxInlineData = wqe - sendOverhead - inlineHeader
+		l.Cap.MaxInlineData = max(0, wqe-sendOverhead-inlineHeader)
 	}
 	if want.MaxRecvWR > 0 {
 		if want.MaxRecvWR > lim.MaxRecvWR {
