@@ -144,6 +144,9 @@ func TestGarbageFields(t *testing.T) {
 		{verbs.OpRDMAWrite, "080001a3030000000000000000" + "1122334455667788" + "0099880000000000"},
 		{verbs.OpRDMARead, "100001a3030000000000000000" + "1122334455667788" + "0099880000000000"},
 		{verbs.OpCompareSwap, "110001a3040000000000000000" + "1122334455667788" + "0099880000000000" + "0000000000000bbb" + "0000000000000aaa"},
+		{verbs.OpSendWithImm, "0b0001a30200000000ffffffff"},
+		{verbs.OpSendWithInv, "010001a30200000000ffffffff"},
+		{verbs.OpRDMAWriteImm, "090001a30300000000ffffffff" + "1122334455667788" + "0099880000000000"},
 		{verbs.OpFetchAdd, "120001a3040000000000000000" + "1122334455667788" + "0099880000000000" + "0000000000000aaa" + "0000000000000000"},
 	} {
 		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: c.op, ImmData: 0xffffffff, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
@@ -246,7 +249,7 @@ func TestReadPayload(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { mem.Free() })
-		wr := verbs.SendWorkRequest{WRID: 7, Opcode: c.op, Flags: verbs.SendSignaled, Atomic: &verbs.Atomic{},
+		wr := verbs.SendWorkRequest{WRID: 7, Opcode: c.op, Flags: verbs.SendSignaled, Atomic: &verbs.Atomic{CompareAdd: 1<<64 - 1, Swap: 1<<64 - 1}, RemoteAddr: 0x1122334455667788, RKey: 0x998800,
 			SGList: []verbs.SGE{{Addr: mem.Addr() + 1, Length: 3}, {Addr: mem.Addr() + 20, Length: 10}}}
 		if c.op != verbs.OpRDMARead {
 			wr.SGList[0].Length = 0 // left out
@@ -486,6 +489,9 @@ func TestCaps(t *testing.T) {
 	if got, err := SizeQP(verbs.QPCap{MaxSendWR: 5}, recordedLimits); err != nil || got.Cap != (verbs.QPCap{MaxSendWR: 5}) {
 		t.Errorf("no send entries: %+v (%v)", got.Cap, err)
 	}
+	if got, err := SizeQP(verbs.QPCap{MaxSendWR: 5, MaxInlineData: 1}, recordedLimits); err != nil || got.Cap != (verbs.QPCap{MaxSendWR: 8, MaxInlineData: 60}) {
+		t.Errorf("inline data alone: %+v (%v)", got.Cap, err)
+	}
 	if _, err := SizeQP(verbs.QPCap{MaxRecvWR: 3, MaxRecvSGE: 33}, recordedLimits); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("33 receive entries: %v", err)
 	}
@@ -497,7 +503,7 @@ func TestControlFlags(t *testing.T) {
 	for _, sges := range [][]verbs.SGE{{sge}, {sge, sge}} {
 		for flags := range verbs.SendFlags(8) {
 			r := pair(t, "mlx5-static")
-			if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpSendWithImm, Flags: flags, ImmData: 0xffffffff, SGList: sges}}); err != nil {
+			if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpSendWithImm, Flags: flags | ^verbs.SendFlags(15), ImmData: 0xffffffff, SGList: sges}}); err != nil {
 				t.Fatal(err)
 			}
 			want := byte(0)
@@ -561,7 +567,7 @@ func TestRestart(t *testing.T) {
 	q, c := r.qps[0], r.cqs[0]
 	var wcs [4]verbs.WorkCompletion
 	for lap := range 3 {
-		first := c.ci
+		first, done := c.ci, []uint32{2, 0, 1}[lap]
 		for i, n := 0, q.cap.MaxSendWR+1; i < n; i++ {
 			_, err := q.PostSend([]verbs.SendWorkRequest{{WRID: uint64(i)}})
 			if (err != nil) != (i == n-1) {
@@ -574,14 +580,14 @@ func TestRestart(t *testing.T) {
 				t.Fatalf("lap %d: receive %d of %d: %v", lap, i, n-1, err)
 			}
 		}
-		r.arrive(int(first&15), r.SendCQE(0, 2, first))
+		r.arrive(int(first&15), r.SendCQE(0, done, first))
 		r.arrive(int((first+1)&15), r.RecvCQE(0, first+1))
-		if n := c.Poll(wcs[:]); n != 2 || wcs[0].WRID != 2 || wcs[1].WRID != 100 {
+		if n := c.Poll(wcs[:]); n != 2 || wcs[0].WRID != uint64(done) || wcs[1].WRID != 100 {
 			t.Fatalf("lap %d: %d completions, %+v", lap, n, wcs)
 		}
-		for i := range 4 { // three sends are done, and a receive
+		for i := range done + 2 { // as many sends are done, and a receive
 			_, err := q.PostSend([]verbs.SendWorkRequest{{}})
-			if (err != nil) != (i == 3) {
+			if (err != nil) != (i == done+1) {
 				t.Fatalf("lap %d: send %d after a completion: %v", lap, i, err)
 			}
 			if i > 1 {
@@ -644,6 +650,112 @@ func TestNotes(t *testing.T) {
 		}
 		if got := binary.NativeEndian.Uint64(notes[i*8:]); got != want {
 			t.Errorf("note %d is %d, want %d", i, got, want)
+		}
+	}
+}
+
+// TestNoEntries: a send queue without scatter/gather entries takes requests without data alone.
+func TestNoEntries(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	l, err := SizeQP(verbs.QPCap{MaxSendWR: 5}, recordedLimits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := r.qps[0]
+	q.init(l, addr(r.alloc(l.Bytes)), addr(r.alloc(notesBytes(&l))), addr(r.alloc(8)), q.reg, false)
+	sge := []verbs.SGE{{Addr: 0x100000000000, Length: 8, LKey: 0x1ee700}}
+	for _, op := range []verbs.SendOpcode{verbs.OpSend, verbs.OpRDMAWrite, verbs.OpRDMARead} {
+		if n, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: op}, {Opcode: op, SGList: sge}}); n != 1 || !errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("%v: %d, %v", op, n, err)
+		}
+	}
+}
+
+func TestRounding(t *testing.T) {
+	for n := range 300 {
+		p := 1
+		for p < n {
+			p *= 2
+		}
+		if got := pow2(n); got != p {
+			t.Errorf("pow2(%d) = %d", n, got)
+		}
+		for to := 1; to <= 4096; to *= 2 {
+			up := 0
+			for up < n {
+				up += to
+			}
+			if got := align(n, to); got != up {
+				t.Errorf("align(%d, %d) = %d", n, to, got)
+			}
+		}
+	}
+}
+
+// TestSequence: two bits of the number of events travel with a request for the next, and they come round.
+func TestSequence(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	c := r.cqs[0]
+	for sn := range uint32(70) {
+		c.Arm(true)
+		want := sn%4<<28 | 1<<24
+		if got := binary.BigEndian.Uint32(r.cqRec[0][4:]); got != want {
+			t.Errorf("after %d events: record %#x, want %#x", sn, got, want)
+		}
+		if got := binary.BigEndian.Uint32(r.uars[0][0x20:]); got != want {
+			t.Errorf("after %d events: doorbell %#x, want %#x", sn, got, want)
+		}
+		c.Notified()
+	}
+}
+
+// TestShortReceive: a payload inside a completion ends where the receive's list does, not in what an earlier receive left behind it.
+func TestShortReceive(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	l, err := SizeQP(verbs.QPCap{MaxRecvWR: 2, MaxRecvSGE: 4}, recordedLimits)
+	if err != nil || l.RecvCount != 2 {
+		t.Fatal(l, err)
+	}
+	q, c := r.qps[0], r.cqs[0]
+	q.init(l, addr(r.alloc(l.Bytes)), addr(r.alloc(notesBytes(&l))), addr(r.alloc(8)), q.reg, false)
+	mem := r.alloc(64)
+	entry := func(i int) verbs.SGE { return verbs.SGE{Addr: addrOf(mem) + uint64(8*i), Length: 4, LKey: 0x1ee700} }
+	var wcs [2]verbs.WorkCompletion
+	for i, sges := range [][]verbs.SGE{{entry(0), entry(1), entry(2), entry(3)}, {entry(0), entry(1), entry(2), entry(3)}, {entry(4)}, {entry(4), entry(5)}} {
+		if _, err := q.PostRecv([]verbs.RecvWorkRequest{{SGList: sges}}); err != nil {
+			t.Fatal(err)
+		}
+		e := r.RecvCQE(0, uint32(i))
+		if i > 1 {
+			copy(e, "ABCDEFGHIJKL")
+			e[63] |= cqePayload32
+			binary.BigEndian.PutUint32(e[44:], 12)
+		}
+		r.arrive(i, e)
+		if n := c.Poll(wcs[:]); n != 1 || (wcs[0].Status == verbs.WCSuccess) != (i < 2) || i > 1 && wcs[0].Status != verbs.WCLocalLengthError {
+			t.Fatalf("receive %d: %d completions, %+v", i, n, wcs[0])
+		}
+	}
+	want := make([]byte, 64)
+	copy(want[32:], "ABCD")
+	copy(want[40:], "EFGH")
+	if !bytes.Equal(mem[:64], want) {
+		t.Errorf("memory %q", mem[:64])
+	}
+}
+
+// TestPurgeIndex looks at all bits of the consumer index that a purge stores.
+func TestPurgeIndex(t *testing.T) {
+	for _, start := range []uint32{0x555553, 0xaaaaa8, 0xfffffd, 0xffffffff} {
+		r := pair(t, "mlx5-static")
+		r.cqs[0].ci = start
+		size := len(r.cqBuf[0]) / 16
+		for i := range uint32(2) {
+			copy(r.cqBuf[0][int((start+i)&15)*size:], r.RecvCQE(0, start+i))
+		}
+		r.cqs[0].purge(r.qps[0].rsn)
+		if got := binary.BigEndian.Uint32(r.cqRec[0]); got != (start+2)&0xffffff {
+			t.Errorf("from %#x: %#x", start, got)
 		}
 	}
 }
