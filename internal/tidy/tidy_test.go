@@ -73,7 +73,8 @@ var allowed = map[string][]string{
 	"bench/splice": {},
 	"bench/versus": {"bench", "bench/limit", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 
-	"rdma/verbs/uverbs/internal/golden/cmd/libcost": {},
+	"rdma/verbs/uverbs/internal/golden/cmd/flipbits": {},
+	"rdma/verbs/uverbs/internal/golden/cmd/libcost":  {},
 
 	"internal/require":           {},
 	"internal/vmtest":            {"golang.org/x/sys/unix"},

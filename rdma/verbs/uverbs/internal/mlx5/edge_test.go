@@ -115,6 +115,14 @@ func TestBindWindow(t *testing.T) {
 	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: region{}}}}); err == nil {
 		t.Error("a bind of no bytes was accepted")
 	}
+	for _, n := range []uint64{1<<31 + 1, 1 << 32, 1 << 33, 5 << 31, 1 << 63} {
+		if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: region{}, Length: n}}}); err == nil {
+			t.Errorf("a bind of %d bytes was accepted", n)
+		}
+	}
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: region{}, Length: 1 << 31}}}); err != nil {
+		t.Errorf("a bind of 2 GiB: %v", err)
+	}
 	l := q.lay
 	for k := range 2 * l.SendBlocks { // so that each segment ends the ring some time
 		q.sentPub.Store(q.head)

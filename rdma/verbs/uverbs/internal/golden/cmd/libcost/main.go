@@ -33,7 +33,7 @@ var rows = []struct{ name, text string }{
 }
 
 func main() {
-	rounds := flag.Int("rounds", 21, "rounds")
+	rounds := flag.Int("rounds", 41, "rounds")
 	repeat := flag.Int("repeat", 60, "repetitions in a round")
 	flag.Parse()
 	if flag.NArg() != 3 {
