@@ -19,6 +19,7 @@ type pace struct {
 	finds   int   // since polling began: notifications saved
 	resting int   // notifications to be served in place before polling is tried again
 	backoff int
+	worth   int // least batch
 }
 
 const (
@@ -26,7 +27,8 @@ const (
 	// idle CPU costs more, but then the CPU time that polling takes is seen in full.
 	barrenWorth = 3
 	// worthBatch is how many completions a find must bring on average: for one command after the other the peer's way to us is shortest when
-	// we sleep, and its wake-up on another CPU the dearest part of it when we do not.
+	// we sleep, and its wake-up on another CPU the dearest part of it when we do not. A process that has one CPU has no such wake-ups: there
+	// any find will do.
 	worthBatch = 2
 	// lostTime is how much time away between two polls counts as one more: when others want the CPU who yields waits for all of them,
 	// while a notification would have been let in before them. Our own work between two polls takes less.
@@ -59,7 +61,7 @@ func (p *pace) tries() bool {
 		p.resting--
 		return false
 	}
-	return p.batch >= 16*worthBatch
+	return p.batch >= p.worth
 }
 
 // pays reports whether to poll on at time at, after a turn that found the queue empty in the end, or from the beginning.
@@ -68,7 +70,7 @@ func (p *pace) pays(work int, at, linger int64) bool {
 		p.away(at)
 		p.barren++
 	}
-	if p.batch >= 16*worthBatch && p.cost <= 16*barrenWorth && p.barren <= 2*barrenWorth && at-p.last < linger {
+	if p.batch >= p.worth && p.cost <= 16*barrenWorth && p.barren <= 2*barrenWorth && at-p.last < linger {
 		return true
 	}
 	p.ended()
@@ -156,7 +158,7 @@ func (i *Instance) serveAdaptive() {
 		if t.work > 0 {
 			lastFind = at
 			if lingering {
-				i.pace.found(at)
+				i.pace.found(t.work, at)
 			}
 		}
 		if verdict == idle {

@@ -518,10 +518,11 @@ func TestAdaptiveEntersAndLeaves(t *testing.T) {
 	}
 }
 
-// TestAdaptiveLingers: where nobody waits, completions that come one by one but close together are found by polling, and not each by a
+// TestAdaptiveLingers: where nobody waits and there is one CPU, completions that come one by one but close together are found by polling, and not each by a
 // notification of its own.
 func TestAdaptiveLingers(t *testing.T) {
 	const n = 2000
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	notifications := func(linger time.Duration) uint64 {
 		delivered := make(chan struct{}, 1)
 		i, q := open(t, 64, Config{Mode: Adaptive, Linger: linger}, func([]verbs.WorkCompletion) { delivered <- struct{}{} })

@@ -3,6 +3,7 @@ package completion
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -151,6 +152,9 @@ func newInstance(cq verbs.CompletionQueue, ch verbs.CompletionChannel, cfg Confi
 		kick:     make(chan struct{}, 1),
 		notifier: make(chan struct{}),
 		depth:    1,
+	}
+	if runtime.GOMAXPROCS(0) > 1 {
+		i.pace.worth = 16 * worthBatch
 	}
 	i.guard = time.AfterFunc(time.Hour, i.guardExpired)
 	i.guard.Stop()
