@@ -16,7 +16,7 @@ FUZZTIME ?= 30s
 EXPERIMENTS ?= e1 e2 e3 e3s e4 matrix depth
 GUEST_EXPERIMENTS ?= e1 e3 e3s e4
 GUEST_ROUNDS ?= 3
-GUEST_RUNTIME ?= 150ms
+GUEST_RUNTIME ?= 500ms
 ROUNDS ?= 5
 RUNTIME ?= 500ms
 # What reports call the program: the commit. The go command does not stamp what is built in a linked work tree.
@@ -53,7 +53,7 @@ bench-fio: binaries ## beside fio on the kernel's ib_srp, in a guest: KERNEL=6.1
 experiments: binaries ## the published experiments on loopback, into docs/benchmarks.md; EXPERIMENTS="e1 matrix" chooses, ROUNDS=5 RUNTIME=500ms
 	@bash bench/experiments.sh bin $(ROUNDS) $(RUNTIME) $(EXPERIMENTS)
 
-experiments-guest: binaries ## e1, e3, e3s and e4 against the kernel's target in a guest, into docs/benchmarks.md: KERNEL=6.12 GUEST_ROUNDS=3 GUEST_RUNTIME=150ms
+experiments-guest: binaries ## e1, e3, e3s and e4 against the kernel's target in a guest, into docs/benchmarks.md: KERNEL=6.12 GUEST_ROUNDS=3 GUEST_RUNTIME=500ms
 	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator:/usr/local/bin/srp-initiator --file bench/guest.sh:/usr/local/bin/experiments \
 		--env ROUNDS=$(GUEST_ROUNDS) --env RUNTIME=$(GUEST_RUNTIME) --env EXPERIMENTS="$(GUEST_EXPERIMENTS)" -- sh /usr/local/bin/experiments > bin/guest-experiments.md
 	for name in $(GUEST_EXPERIMENTS); do \
