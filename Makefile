@@ -40,9 +40,11 @@ binaries: ## the two commands, static, in bin/
 	@command -v $(GO) >/dev/null || { echo "Go is missing: install version $$(sed -n 's/^go //p' go.mod) or newer (Debian 12's own package is older) and have it in PATH"; exit 2; }
 	$(GO) build -trimpath -ldflags '-X srp-initiator/bench.revision=$(REVISION)' -o bin/ ./cmd/...
 
-bench-peers: binaries ## beside tgt, nbdkit and the machine's limit, on loopback (some ten minutes), into docs/benchmarks.md
+bench-peers: ROUNDS = 4
+bench-peers: RUNTIME = 1s
+bench-peers: binaries ## beside tgt, nbdkit and the machine's limit, on loopback (some ten minutes), into docs/benchmarks.md; ROUNDS=4 RUNTIME=1s
 	$(GO) build -trimpath -o bin/ ./bench/limit ./bench/versus
-	bin/versus peers --json bin/peers.json > bin/peers.md
+	bin/versus peers --rounds $(ROUNDS) --time $(RUNTIME) --json bin/peers.json > bin/peers.md
 	$(GO) run ./bench/splice docs/benchmarks.md peers < bin/peers.md
 
 bench-fio: binaries ## beside fio on the kernel's ib_srp, in a guest: KERNEL=6.1|6.12
