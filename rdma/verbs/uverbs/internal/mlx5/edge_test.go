@@ -18,7 +18,10 @@ import (
 )
 
 // pair builds two queue pairs on one completion queue.
-func pair(t *testing.T, profile string) *rig {
+func pair(t *testing.T, profile string) *rig { return pairOf(t, profile, 2) }
+
+// pairOf is pair with sends of up to sge entries.
+func pairOf(t *testing.T, profile string, sge int) *rig {
 	r, err := newRig(&golden.Case{Profile: profile, Setup: &golden.Objects{
 		UARPages: make([]golden.UARPage, 2),
 		CQ:       []golden.CQ{{Name: "cq0", CQN: 0x400, Entries: 16, IBVCQE: 15, CQESize: 64}},
@@ -30,7 +33,7 @@ func pair(t *testing.T, profile string) *rig {
 	reg := newRegister(addr(r.uars[1][0x800:]), 256, optionsFromEnv(func(string) string { return "" }))
 	reg.shared = true
 	for i := range uint32(2) {
-		l, err := SizeQP(verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 4, MaxSendSGE: 2, MaxRecvSGE: 2}, recordedLimits)
+		l, err := SizeQP(verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 4, MaxSendSGE: sge, MaxRecvSGE: 2}, recordedLimits)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,6 +138,28 @@ func TestBindWindow(t *testing.T) {
 		}
 		if got := r.qpBuf[0][l.Bytes:][:64]; !bytes.Equal(got, bytes.Repeat([]byte{0xee}, 64)) {
 			t.Fatalf("request %d wrote past the ring: %x", k, got)
+		}
+	}
+}
+
+// TestWholeImmediate: each bit of immediate data or a key reaches the control segment, where the operation has one.
+func TestWholeImmediate(t *testing.T) {
+	r := pair(t, "mlx5-static")
+	q := r.qps[0]
+	for op, want := range map[verbs.SendOpcode]uint32{
+		verbs.OpRDMAWrite: 0, verbs.OpSend: 0, verbs.OpRDMARead: 0, verbs.OpCompareSwap: 0, verbs.OpFetchAdd: 0,
+		verbs.OpRDMAWriteImm: 1<<32 - 1, verbs.OpSendWithImm: 1<<32 - 1, verbs.OpSendWithInv: 1<<32 - 1, verbs.OpLocalInv: 1<<32 - 1,
+	} {
+		at := int(q.pi&q.sqMask) * blockSize
+		wr := verbs.SendWorkRequest{Opcode: op, ImmData: 1<<32 - 1, Atomic: &verbs.Atomic{}}
+		if op != verbs.OpLocalInv {
+			wr.SGList = []verbs.SGE{{Addr: 0x1000, Length: 8}}
+		}
+		if _, err := q.PostSend([]verbs.SendWorkRequest{wr}); err != nil {
+			t.Fatal(err)
+		}
+		if got := binary.BigEndian.Uint32(r.SQ(0)[at+12:]); got != want {
+			t.Errorf("%v: immediate %#x, want %#x", op, got, want)
 		}
 	}
 }
@@ -283,6 +308,60 @@ func TestReadPayload(t *testing.T) {
 		copy(want[20:], c.want[1])
 		if !bytes.Equal(mem.Bytes()[:64], want) {
 			t.Errorf("%v: memory %q", c.op, mem.Bytes()[:64])
+		}
+	}
+}
+
+// TestSpreadPayload hands a payload to as many buffers as a READ may name, one byte to each. The counts of 16-byte units are
+// 8, 16, 32 and the largest.
+func TestSpreadPayload(t *testing.T) {
+	const data = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	for _, c := range []struct {
+		entries int
+		size    int // of a completion
+		flag    byte
+	}{{6, 64, cqePayload32}, {8, 64, cqePayload32}, {14, 64, cqePayload32}, {30, 64, cqePayload32}, {52, 128, cqePayload64}} {
+		for _, more := range []int{0, 1} { // bytes that find no buffer
+			if more > 0 && c.entries == len(data) {
+				continue
+			}
+			r := pairOf(t, "mlx5-static", c.entries)
+			ring := r.alloc(16 * c.size)
+			r.cqs[0].init(addr(ring), addr(r.alloc(8)), 16, c.size, &r.table, false)
+			mem, err := hostmem.Alloc(128)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { mem.Free() })
+			clear(mem.Bytes())
+			wr := verbs.SendWorkRequest{WRID: 7, Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled}
+			want := make([]byte, 128)
+			for i := range c.entries { // backwards, each with a gap behind it
+				at := 2 * (c.entries - 1 - i)
+				wr.SGList = append(wr.SGList, verbs.SGE{Addr: mem.Addr() + uint64(at), Length: 1})
+				want[at] = data[i]
+			}
+			if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{wr}); err != nil {
+				t.Fatal(err)
+			}
+			e := r.cqe(0, 0, 0, cqeRequester, opRDMARead)
+			d := e[c.size-64:]
+			copy(e, data[:c.entries+more])
+			d[63] |= c.flag
+			n := uint32(c.entries + more)
+			binary.BigEndian.PutUint32(d[44:], n)
+			copy(ring, e)
+			status := verbs.WCSuccess
+			if more > 0 {
+				status = verbs.WCLocalLengthError
+			}
+			var wcs [2]verbs.WorkCompletion
+			if k := r.cqs[0].Poll(wcs[:]); k != 1 || wcs[0].WRID != 7 || wcs[0].Status != status || wcs[0].ByteLen != n {
+				t.Errorf("%d entries, %d bytes: %d completions, %+v", c.entries, n, k, wcs[0])
+			}
+			if !bytes.Equal(mem.Bytes()[:128], want) {
+				t.Errorf("%d entries, %d bytes: memory %q, want %q", c.entries, n, mem.Bytes()[:128], want)
+			}
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package udma
 
 import (
+	"bytes"
+	"strings"
 	"testing"
 	"unsafe"
 )
@@ -49,5 +51,42 @@ func TestStores(t *testing.T) {
 	b := []byte{1, 2, 3}
 	if p := Pointer(uint64(uintptr(unsafe.Pointer(&b[0])))); *(*byte)(p) != 1 {
 		t.Errorf("Pointer lost its way")
+	}
+}
+
+// TestGather: the copy is as long as its destination, down to one byte and none at all.
+func TestGather(t *testing.T) {
+	src := []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+	for n := range len(src) + 1 {
+		dst := bytes.Repeat([]byte{'.'}, len(src)+1)
+		Gather(dst[:n], uint64(uintptr(unsafe.Pointer(&src[0]))))
+		if want := string(src[:n]) + strings.Repeat(".", len(src)+1-n); string(dst) != want {
+			t.Errorf("%d bytes: %q, want %q", n, dst, want)
+		}
+	}
+	Gather(nil, 1<<63) // an entry without bytes may have any address
+}
+
+// TestCopyInline: all bytes and none beside them, for every length around the limits between the ways to copy.
+func TestCopyInline(t *testing.T) {
+	src := make([]byte, 320)
+	for i := range src {
+		src[i] = byte(i%255) + 1
+	}
+	for n := range len(src) + 1 {
+		for name, f := range map[string]func(dst, src unsafe.Pointer, n int){"CopyInline": CopyInline, "Copy16": Copy16} {
+			if name == "Copy16" && n < 16 {
+				continue
+			}
+			dst := make([]byte, 16+len(src)+64)
+			f(unsafe.Pointer(&dst[16]), unsafe.Pointer(&src[0]), n)
+			if !bytes.Equal(dst[16:][:n], src[:n]) {
+				t.Errorf("%s of %d bytes: % x", name, n, dst[16:][:n])
+			}
+			clear(dst[16:][:n])
+			if !bytes.Equal(dst, make([]byte, len(dst))) {
+				t.Errorf("%s of %d bytes wrote beside them: % x", name, n, dst)
+			}
+		}
 	}
 }
