@@ -162,6 +162,18 @@ func TestWholeImmediate(t *testing.T) {
 			t.Errorf("%v: immediate %#x, want %#x", op, got, want)
 		}
 	}
+	// A bind names the window by the key it has, and in the last byte of a word says what the key becomes.
+	at := int(q.pi&q.sqMask) * blockSize
+	bind := verbs.BindMW{Window: &window{1<<32 - 1}, Region: region{}, RKey: 1<<32 - 1, Length: 1}
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &bind}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := binary.BigEndian.Uint32(r.SQ(0)[at+12:]); got != 1<<32-1 {
+		t.Errorf("bind: immediate %#x", got)
+	}
+	if got := binary.BigEndian.Uint32(r.SQ(0)[at+64+4:]); got != q.qpn<<8|0xff {
+		t.Errorf("bind: queue pair and key %#x, want %#x", got, q.qpn<<8|0xff)
+	}
 }
 
 // TestGarbageFields posts requests whose unused fields hold something, over entries that did.
