@@ -157,7 +157,7 @@ func (i *Instance) serveAdaptive() {
 		at := now()
 		if t.work > 0 {
 			lastFind = at
-			if lingering {
+			if lingering && verdict != gone {
 				i.pace.found(t.work, at)
 			}
 		}

@@ -294,6 +294,35 @@ func TestSwitchUnderLoad(t *testing.T) {
 	<-stopped
 }
 
+// TestDisableMidTurn takes instances from owners that are in the middle of their work: what such an owner notes about
+// it afterwards is the next owner's (under the race detector).
+func TestDisableMidTurn(t *testing.T) {
+	for _, m := range []Mode{Poll, Adaptive} {
+		j := newJobs(t, 4)
+		i, q := open(t, 8192, Config{Mode: m, Weight: 1, Poller: newPoller(t, PollerConfig{})}, j.handle)
+		j.i = i
+		d := startDevice(q, 4)
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				i.Disable()
+				i.Enable()
+				time.Sleep(5 * time.Microsecond)
+			}
+		}()
+		j.run(d, rounds(20000), rounds(20000))
+		close(stop)
+		<-stopped
+		d.stop()
+	}
+}
+
 // TestPollersGoAway moves instances from poller to poller, and at last to their notifications, under load.
 func TestPollersGoAway(t *testing.T) {
 	for range rounds(50) {

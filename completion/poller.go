@@ -368,7 +368,7 @@ func (p *Poller) turn() {
 func (p *Poller) serve(i *Instance, at int64) (work int) {
 	t := turn{weight: i.weight}
 	verdict := i.run(&t)
-	if t.work > 0 {
+	if t.work > 0 && verdict != gone { // a disabler may have taken the instance when its weight was used up
 		i.pace.found(t.work, at)
 	}
 	if verdict == idle {
@@ -389,10 +389,11 @@ func (p *Poller) serve(i *Instance, at int64) (work int) {
 func (i *Instance) serveFirst(p *Poller) {
 	t := turn{weight: i.weight, here: true}
 	verdict := i.run(&t)
-	if t.work > 0 {
-		i.pace.found(t.work, now())
-	} else {
+	switch {
+	case t.work == 0:
 		i.count.barren.Add(1)
+	case verdict != gone: // else it is another's, and its pace too
+		i.pace.found(t.work, now())
 	}
 	if verdict == idle && i.cfg.Linger > 0 && i.pace.tries() {
 		t.phase = spent
