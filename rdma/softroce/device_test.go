@@ -466,7 +466,37 @@ func TestPostBesidePolling(t *testing.T) {
 		a.poll(t, n-done)
 	}
 	if judged == 0 {
-		t.Skip("never undisturbed for long enough")
+		t.Fatal("never undisturbed for long enough to judge")
+	}
+}
+
+// An acknowledgement waits for the requests that come, and does not leave by itself because others had left before it was owed.
+func TestAckWaitsForNextRequests(t *testing.T) {
+	a, b := pair(t)
+	var wcs [4]verbs.WorkCompletion
+	judged := 0
+	for round := 0; round < 2000 && judged < 20; round++ {
+		b.recv(t, 1, 0, 64)
+		a.recv(t, 2, 0, 64)
+		a.send(t, verbs.SendWorkRequest{WRID: 3, Opcode: verbs.OpSend, SGList: a.sge(0, 8)}) // a owes nothing, and gets no acknowledgement
+		b.poll(t, 1)
+		for b.cq.Poll(wcs[:]) != 0 { // else b's answer waits for this
+		}
+		before, _ := a.d.QPStats(a.qp.QPN())
+		start := time.Now()
+		b.send(t, verbs.SendWorkRequest{WRID: 4, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: b.sge(0, 8)})
+		a.poll(t, 1)
+		after, _ := a.d.QPStats(a.qp.QPN())
+		if time.Since(start) < ackDelay*9/10 { // else its time may have been up
+			judged++
+			if after.TxAcks != before.TxAcks {
+				t.Fatal("an acknowledgement did not wait for a request to travel with")
+			}
+		}
+		b.poll(t, 1)
+	}
+	if judged == 0 {
+		t.Fatal("never undisturbed for long enough to judge")
 	}
 }
 
@@ -486,6 +516,46 @@ func TestPostWithoutPoll(t *testing.T) {
 		b.poll(t, 1)
 	}
 	quiet(t, a, b)
+}
+
+// What PostSend has held back leaves with the Arm of who polled, and else the pump is told to look after it.
+func TestDeferredPostsLeave(t *testing.T) {
+	a, b := pair(t)
+	held := 0
+	var wcs [4]verbs.WorkCompletion
+	for round := 0; round < 2000 && held < 20; round++ {
+		b.recv(t, 1, 0, 64)
+		a.recv(t, 2, 0, 64)
+		b.send(t, verbs.SendWorkRequest{WRID: 3, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: b.sge(0, 8)})
+		for b.cq.Poll(wcs[:]) != 0 { // the SEND leaves
+		}
+		if round%2 == 1 { // the pump has put the entry into the ring, and has nothing to do for a long time
+			time.Sleep(3 * time.Millisecond)
+		}
+		a.poll(t, 1)
+		a.send(t, verbs.SendWorkRequest{WRID: 4, Opcode: verbs.OpSend, SGList: a.sge(0, 8)})
+		look := func() (deferred bool, left time.Duration) {
+			a.d.mu.Lock()
+			defer a.d.mu.Unlock()
+			return a.d.deferred, time.Duration(a.d.pumpAt - a.d.now())
+		}
+		if deferred, left := look(); deferred {
+			held++
+			if left > watchdog {
+				t.Fatalf("the pump looks in %v", left)
+			}
+			if _, err := a.cq.Arm(false); err != nil {
+				t.Fatal(err)
+			}
+			if deferred, _ := look(); deferred {
+				t.Fatal("held back behind Arm")
+			}
+		}
+		b.poll(t, 1)
+	}
+	if held == 0 {
+		t.Skip("nothing was held back")
+	}
 }
 
 // A window's key opens its bytes to the peer of the queue pair that bound it, and to no other of the same protection domain.

@@ -269,8 +269,9 @@ func (q *QP) Ride(now Time) {
 	}
 }
 
-// Riding reports that Ride has something to look at.
-func (q *QP) Riding() bool { return q.sentRequests && q.rcv.ack != ackNone }
+// Riding reports that Ride has something to look at, if only to forget it: requests that have left are no company for an
+// acknowledgement that is owed later.
+func (q *QP) Riding() bool { return q.sentRequests }
 
 // FlushAck sends the pending acknowledgement, if any, now.
 func (q *QP) FlushAck(now Time) { q.flushAck(now, timeIsUp) }
