@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -912,6 +913,57 @@ func TestSmallDataLeaveAsTrains(t *testing.T) {
 		if !bytes.Equal(p.data(i*size, size), want) {
 			t.Errorf("command %d read something else", i)
 		}
+	}
+}
+
+// recorder notes the order in which requests are posted.
+type recorder struct {
+	verbs.QueuePair
+	posted [][]verbs.SendWorkRequest // guarded by channel.mu
+}
+
+func (q *recorder) PostSend(wrs []verbs.SendWorkRequest) (int, error) {
+	q.posted = append(q.posted, slices.Clone(wrs))
+	return q.QueuePair.PostSend(wrs)
+}
+
+// TestNoResponseBeforeItsData looks at the posts of batches of reads: a response that left before its command's data would let the initiator look at
+// memory that is still to be written.
+func TestNoResponseBeforeItsData(t *testing.T) {
+	const n = 8
+	for _, size := range []int{4096, 32 << 10} { // gathered in front of the batch, and in their place
+		r := newRig(t, Config{}, fmt.Sprintf("cmd op=read : hold count=%d", n))
+		p := r.login(openFabric(t), 1, false)
+		ch := r.target.channels()[0]
+		ch.mu.Lock()
+		rec := &recorder{QueuePair: ch.qp}
+		ch.qp = rec
+		ch.mu.Unlock()
+		for i := range uint64(n) {
+			p.send(p.direct(cmdBytes(i, 0, 1, rw10(0x28, 0, uint16(size/512))...), int(i)*size, size))
+		}
+		for i := range uint64(n) {
+			p.good(p.recv(), i)
+		}
+		ch.mu.Lock()
+		data, responses := 0, 0
+		for _, wrs := range rec.posted {
+			for _, w := range wrs {
+				switch w.Opcode {
+				case verbs.OpRDMAWrite:
+					data++
+				case verbs.OpSend:
+					if responses++; responses > data {
+						t.Errorf("%d responses behind the data of %d commands of %d bytes", responses, data, size)
+					}
+				}
+			}
+		}
+		if data != n || responses != n {
+			t.Errorf("%d WRITEs and %d responses for %d commands", data, responses, n)
+		}
+		ch.qp = rec.QueuePair
+		ch.mu.Unlock()
 	}
 }
 
