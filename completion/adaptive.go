@@ -30,13 +30,15 @@ const (
 	// we sleep, and its wake-up on another CPU the dearest part of it when we do not. A process that has one CPU has no such wake-ups: there
 	// any find will do.
 	worthBatch = 2
-	// lostTime is how much time away between two polls counts as one more: when others want the CPU who yields waits for all of them,
-	// while a notification would have been let in before them. Our own work between two polls takes less.
-	lostTime = int64(200 * time.Microsecond)
 
 	paying     = 8   // finds for which a stretch of polling was worth its beginning and end
 	maxBackoff = 256 // notifications between two tries
 )
+
+// lostTime is how much time away between two polls counts as one more: when others want the CPU who yields waits for all of them,
+// while a notification would have been let in before them. Our own work between two polls takes less. A variable for
+// the tests, which others' load would rule.
+var lostTime = int64(200 * time.Microsecond)
 
 // found notes that a turn that ended at time at had work.
 func (p *pace) found(work int, at int64) {
