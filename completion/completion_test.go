@@ -554,7 +554,7 @@ func TestAdaptiveLingers(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	old := lostTime
 	t.Cleanup(func() { lostTime = old }) // when the instances are closed
-	lostTime = int64(time.Hour) // how much CPU time others leave is not the question
+	lostTime = int64(time.Hour)          // how much CPU time others leave is not the question
 	notifications := func(linger time.Duration) uint64 {
 		delivered := make(chan struct{}, 1)
 		i, q := open(t, 64, Config{Mode: Adaptive, Linger: linger}, func([]verbs.WorkCompletion) { delivered <- struct{}{} })
