@@ -22,9 +22,11 @@ import (
 
 // Options say what to test.
 type Options struct {
-	// Open opens the device; it is called once for each part and twice for each case of the contract. The
-	// closer closes the context too.
+	// Open opens the device; it is called once for each part and twice for each case of the contract (once with
+	// OpenPeer). The closer closes the context too.
 	Open func() (verbs.Context, io.Closer, error)
+	// OpenPeer opens the second device of a case, where Open cannot twice: a socket's address is taken by the first. Optional.
+	OpenPeer func() (verbs.Context, io.Closer, error)
 	// Port of the device, 0 for 1.
 	Port uint8
 	// Duration of each part that measures; 0: 2 s.
@@ -84,6 +86,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	if o.Port == 0 {
 		o.Port = 1
+	}
+	if o.OpenPeer == nil {
+		o.OpenPeer = o.Open
 	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -248,13 +253,16 @@ func runCase(o *Options, c verbstest.Case) Result {
 
 func openPair(t *tb, o *Options) verbstest.Pair {
 	var p verbstest.Pair
-	for _, s := range []*verbstest.Side{&p.A, &p.B} {
-		c, closer, err := o.Open()
+	for _, x := range []struct {
+		s    *verbstest.Side
+		open func() (verbs.Context, io.Closer, error)
+	}{{&p.A, o.Open}, {&p.B, o.OpenPeer}} {
+		c, closer, err := x.open()
 		if err != nil {
 			t.Fatalf("open: %v", err)
 		}
 		t.Cleanup(func() { closer.Close() })
-		if *s, err = o.side(c); err != nil {
+		if *x.s, err = o.side(c); err != nil {
 			t.Fatalf("%v", err)
 		}
 	}
