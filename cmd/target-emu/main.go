@@ -46,7 +46,7 @@ Examples:
 
 Devices: %s
 LUNs:    N=ram:SIZE, N=null:SIZE, N=file:PATH, each with options: ,bs=512|4096 ,ro ,serial=TEXT ,product=TEXT,
-         for files also ,size=SIZE. SIZE: bytes, or with k, m, g, t.
+         for files also ,size=SIZE. SIZE: bytes, or with k, m, g, t; whole blocks.
 Exit:    0 after SIGINT or SIGTERM, 1 when the device cannot be used or serving failed, 2 for a wrong argument.
 
 Flags:
@@ -125,15 +125,14 @@ func run(args []string, out, errOut io.Writer) (err error) {
 	fs.Usage = func() {}
 	switch err := fs.Parse(args); {
 	case errors.Is(err, pflag.ErrHelp):
-		fmt.Fprintf(out, usage, rdma.Names)
-		fmt.Fprint(out, fs.FlagUsages())
-		return nil
+		_, err := fmt.Fprintf(out, usage+"%s", rdma.Names, fs.FlagUsages())
+		return err
 	case err != nil:
 		return bad("%v (see --help)", err)
 	case fs.NArg() > 0:
 		return bad("unexpected argument %q (see --help)", fs.Arg(0))
 	}
-	cfg, err := o.config(fs.Changed("seed"))
+	cfg, err := o.config(fs.Changed)
 	if err != nil {
 		return err
 	}
@@ -258,7 +257,7 @@ func writeStats(w io.Writer, s statistics, asJSON bool) {
 }
 
 // config checks the command line.
-func (o *options) config(seedSet bool) (*targetemu.Config, error) {
+func (o *options) config(given func(flag string) bool) (*targetemu.Config, error) {
 	// In a Config 0 means the default; whoever writes it here means none, which no target can do.
 	for name, v := range map[string]int{"request-limit": o.limit, "max-iu": o.maxIU, "max-channels": o.maxChannels, "max-sessions": o.maxSessions, "formats": int(o.formats)} {
 		if v == 0 {
@@ -270,11 +269,24 @@ func (o *options) config(seedSet bool) (*targetemu.Config, error) {
 		SingleChannel: o.single, NoImmediate: o.noImm, AnyPort: true,
 	}
 	c.SetFormats(o.formats)
+	switch {
+	case given("stats") && o.stats <= 0:
+		return nil, bad("--stats %s: want a time above 0, such as 5s", o.stats)
+	case given("seed") && o.faults == "":
+		return nil, bad("--seed goes with --faults, which it is the seed of")
+	case given("faults") && o.faults == "":
+		return nil, bad("--faults is empty; want a file")
+	case given("pcap") && o.pcap == "":
+		return nil, bad("--pcap is empty; want a file")
+	}
 	mode, err := completion.ParseMode(o.mode)
 	if err != nil || mode == completion.Direct {
 		return nil, bad("--completion %s: want interrupt, thread, poll or adaptive", o.mode)
 	}
 	c.Completion = completion.Config{Mode: mode, Weight: o.weight, Budget: o.budget, LockThread: o.lockThread}
+	if o.lockThread && mode != completion.Thread {
+		return nil, bad("--lock-thread goes with --completion thread")
+	}
 	if o.weight < 0 || o.budget < 0 {
 		return nil, bad("--poll-weight and --poll-budget: want 0 or a positive number")
 	}
@@ -312,7 +324,7 @@ func (o *options) config(seedSet bool) (*targetemu.Config, error) {
 		if c.Faults, err = targetemu.ParseFaults(string(text)); err != nil {
 			return nil, bad("%s: %w", o.faults, err)
 		}
-		if seedSet {
+		if given("seed") {
 			c.Faults.Seed = o.seed
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"srp-initiator/target-emu/lun"
 )
 
 func TestWrongArguments(t *testing.T) {
@@ -19,10 +21,15 @@ func TestWrongArguments(t *testing.T) {
 	if err := os.WriteFile(script, []byte("cmd : nonsense\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	odd := filepath.Join(t.TempDir(), "odd")
+	if err := os.WriteFile(odd, make([]byte, 1300), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, args := range []string{
 		"--nonsense", "argument", "--lun 0", "--lun 0=file:/nonexistent/file", "--lun x=ram:1m", "--lun 0=ram:1x", "--lun 0=ram:1m --lun 0=ram:1m", "--completion direct", "--completion foo", "--id-ext xyz", "--id-ext 0",
 		"--acl foo", "--listen foo", "--faults " + script, "--faults /nonexistent/file", "--request-limit 1", "--max-iu 10", "--formats 8", "--max-channels -1", "--request-limit 0", "--max-iu 0", "--max-channels 0", "--max-sessions 0", "--formats 0", "--poll-weight -1",
-		"--device softroce:foo", "--pcap /nonexistent/dir/file",
+		"--device softroce:foo", "--pcap /nonexistent/dir/file", "--lun 0=ram:513", "--lun 0=ram:6k,bs=4096", "--lun 0=null:1000", "--lun 0=file:" + odd, "--lun 0=file:" + odd + ",bs=4096,size=1k", "--lun 0=file:" + odd + ",size=1000",
+		"--stats 0s", "--stats -1s", "--lock-thread", "--lock-thread --completion poll", "--seed 3", "--lun 0=ram:1m,serial=", "--lun 0=ram:1m,product=", "--faults= --seed 3", "--faults=", "--pcap=",
 	} {
 		err := run(strings.Fields(args), io.Discard, io.Discard)
 		var ue usageError
@@ -36,6 +43,47 @@ func TestHelp(t *testing.T) {
 	var out bytes.Buffer
 	if err := run([]string{"--help"}, &out, io.Discard); err != nil || !strings.Contains(out.String(), "--faults FILE") {
 		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// A file whose size is no multiple of the block is served when size= makes it fit, and no byte of it is lost.
+func TestOddFile(t *testing.T) {
+	odd := filepath.Join(t.TempDir(), "odd")
+	if err := os.WriteFile(odd, bytes.Repeat([]byte{7}, 1300), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		options    string
+		size, file int64 // of the unit, and of the file afterwards; size 0: refused
+	}{{"", 0, 1300}, {",ro", 0, 1300}, {",size=1k", 1024, 1300}, {",size=1k,ro", 1024, 1300}, {",size=1536", 1536, 1536}} {
+		o := options{luns: []string{"0=file:" + odd + tc.options}}
+		units, err := o.units(&lun.Map{})
+		if tc.size == 0 {
+			if err == nil || !strings.Contains(err.Error(), "1300 bytes, no multiple of the block of 512 bytes") || !strings.Contains(err.Error(), "size=1024") {
+				t.Errorf("%q: %v", tc.options, err)
+			}
+		} else if err != nil || units[0].Capacity().Size() != uint64(tc.size) {
+			t.Errorf("%q: %v, want %d bytes", tc.options, err, tc.size)
+		}
+		for _, u := range units {
+			u.Close()
+		}
+		if b, err := os.ReadFile(odd); err != nil || int64(len(b)) != tc.file || !bytes.Equal(b[:1300], bytes.Repeat([]byte{7}, 1300)) {
+			t.Errorf("%q: the file has %d bytes, want %d and what was there (%v)", tc.options, len(b), tc.file, err)
+		}
+	}
+}
+
+// A help text that could not be written is no success.
+func TestHelpFullOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	var ue usageError
+	if err := run([]string{"--help"}, full, io.Discard); !errors.Is(err, syscall.ENOSPC) || errors.As(err, &ue) {
+		t.Errorf("%v, want no space left and exit code 1", err)
 	}
 }
 

@@ -91,13 +91,13 @@ func ParseSpec(s string) (Spec, error) {
 				return sp, fmt.Errorf("LUN %q: bs=%s: the block size is 512 or 4096", s, val)
 			}
 		case "serial":
-			if len(val) > 32 || !printable(val) {
-				return sp, fmt.Errorf("LUN %q: serial: at most 32 printable characters", s)
+			if val == "" || len(val) > 32 || !printable(val) {
+				return sp, fmt.Errorf("LUN %q: serial: 1 to 32 printable characters", s)
 			}
 			sp.Serial = val
 		case "product":
-			if len(val) > 16 || !printable(val) {
-				return sp, fmt.Errorf("LUN %q: product: at most 16 printable characters", s)
+			if val == "" || len(val) > 16 || !printable(val) {
+				return sp, fmt.Errorf("LUN %q: product: 1 to 16 printable characters", s)
 			}
 			sp.Product = val
 		case "size":
@@ -115,6 +115,9 @@ func ParseSpec(s string) (Spec, error) {
 	}
 	if sp.Size > 0 && sp.Size < int64(sp.BlockSize) {
 		return sp, fmt.Errorf("LUN %q: smaller than one block of %d bytes", s, sp.BlockSize)
+	}
+	if sp.Size%int64(sp.BlockSize) != 0 {
+		return sp, fmt.Errorf("LUN %q: %d bytes are no multiple of the block of %d bytes", s, sp.Size, sp.BlockSize)
 	}
 	return sp, nil
 }
@@ -310,8 +313,16 @@ func newFile(sp Spec) (Store, error) {
 	if sp.Size > 0 {
 		end = min(end, sp.Size)
 	}
-	if end &^= int64(sp.BlockSize - 1); err == nil && end == 0 {
-		err = fmt.Errorf("%s is smaller than one block of %d bytes; give size= to make it", sp.Path, sp.BlockSize)
+	switch bs := int64(sp.BlockSize); {
+	case err != nil:
+	case end < bs:
+		err = fmt.Errorf("%s is smaller than one block of %d bytes; give size= to make it", sp.Path, bs)
+	case end%bs != 0:
+		grow := fmt.Sprintf("size=%d grows it, ", end+bs-end%bs)
+		if sp.ReadOnly {
+			grow = ""
+		}
+		err = fmt.Errorf("%s has %d bytes, no multiple of the block of %d bytes; %ssize=%d leaves out its end", sp.Path, end, bs, grow, end-end%bs)
 	}
 	if err != nil {
 		f.Close()
