@@ -19,6 +19,7 @@ type Spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
+	rounds int
 }
 
 // NewSpread is the spread of v, which is not empty.
@@ -26,16 +27,19 @@ func NewSpread(v []float64) Spread {
 	s := append([]float64(nil), v...)
 	sort.Float64s(s)
 	n := len(s)
-	return Spread{Median: (s[(n-1)/2] + s[n/2]) / 2, Min: s[0], Max: s[n-1]}
+	return Spread{Median: (s[(n-1)/2] + s[n/2]) / 2, Min: s[0], Max: s[n-1], rounds: n}
 }
 
 // Noise is how far from 1 a median ratio must be before it is called a difference.
 const Noise = 0.02
 
 // Verdict says what a paired ratio allows to say: with every round on one side of 1, and the median beyond
-// Noise, "higher" or "lower"; else "within noise".
+// Noise, "higher" or "lower"; else "within noise". One round agrees with
+// itself only: "too few rounds".
 func (r Spread) Verdict() string {
 	switch {
+	case r.rounds < 2:
+		return fewRounds
 	case r.Min > 1 && r.Median > 1+Noise:
 		return "higher"
 	case r.Max < 1 && r.Median < 1-Noise:
@@ -43,6 +47,9 @@ func (r Spread) Verdict() string {
 	}
 	return "within noise"
 }
+
+// fewRounds is the verdict on rounds that cannot disagree.
+const fewRounds = "too few rounds"
 
 // Compared is one variant of a comparison.
 type Compared struct {

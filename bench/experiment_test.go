@@ -175,7 +175,9 @@ func TestVerdict(t *testing.T) {
 		{[]float64{1.3, 0.99, 1.4}, "within noise"},
 		{[]float64{0.7, 0.8}, "lower"},
 		{[]float64{0.995, 0.999, 0.99}, "within noise"},
-		{[]float64{1}, "within noise"},
+		{[]float64{1}, "too few rounds"},
+		{[]float64{2}, "too few rounds"},
+		{[]float64{0.5}, "too few rounds"},
 		{[]float64{0, 0}, "lower"},
 	} {
 		if got := bench.NewSpread(c.ratios).Verdict(); got != c.want {

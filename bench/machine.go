@@ -68,16 +68,16 @@ func ThisMachine() Machine {
 	if unix.Sysinfo(&si) == nil {
 		m.MemoryMiB = int64(uint64(si.Totalram) * uint64(si.Unit) >> 20)
 	}
-	m.Version = programVersion()
+	m.Version = ProgramVersion()
 	return m
 }
 
 // revision is the commit, set by the linker (make binaries): the go command itself does not stamp what is built in a linked work tree.
 var revision string
 
-// programVersion says as exactly as the program knows what it was built from: the commit, or a released version of the module, or at
+// ProgramVersion says as exactly as the program knows what it was built from: the commit, or a released version of the module, or at
 // least which executable it is.
-func programVersion() string {
+func ProgramVersion() string {
 	if revision != "" {
 		return revision
 	}

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"srp-initiator/completion"
 )
@@ -42,7 +43,7 @@ func ExperimentNamed(name string) (*Experiment, error) {
 		names = append(names, e.Name)
 	}
 	slices.Sort(names)
-	return nil, fmt.Errorf("experiment %q: allowed are %v", name, names)
+	return nil, fmt.Errorf("experiment %q: allowed are %s and %s", name, strings.Join(names[:len(names)-1], ", "), names[len(names)-1])
 }
 
 // e1 is blk-iopoll's introduction, with the loads below saturation that its review asked for.

@@ -77,7 +77,7 @@ const fewestRounds = 3
 // verdict is what a ratio allows to say after the report's rounds.
 func (rep *Report) verdict(s Spread) string {
 	if rep.Rounds < fewestRounds {
-		return "too few rounds"
+		return fewRounds
 	}
 	return s.Verdict()
 }

@@ -101,7 +101,7 @@ func (w *Workload) check(size int64, block, most int) error {
 	case w.BlockSize%block != 0:
 		return badItem("bs", "%d is not a multiple of the unit's block size %d", w.BlockSize, block)
 	case w.BlockSize > most:
-		return badItem("bs", "%d is more than one command may move here, %d", w.BlockSize, most)
+		return badItem("bs", "%d is more than one command may move here, %d; max_sect=%d in TARGET allows it where the unit does", w.BlockSize, most, (w.BlockSize+511)/512)
 	case w.Offset%int64(block) != 0 || w.Offset >= size:
 		return badItem("offset", "%d is not a multiple of %d below the unit's size %d", w.Offset, block, size)
 	}

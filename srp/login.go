@@ -301,7 +301,7 @@ func (s *Session) hint(r iu.RejectReason) string {
 	case iu.RejectITIULenTooLarge:
 		return fmt.Sprintf("we asked for %d bytes: set max_it_iu_size, or lower cmd_sg_entries", s.requestedIULen())
 	case iu.RejectUnableToAssociate:
-		return fmt.Sprintf("check the identifiers: the target port must be called %s (id_ext:ioc_guid)", s.target.ID())
+		return fmt.Sprintf("check the identifiers: the target port must be called %s (id_ext:ioc_guid); or its access list does not admit this initiator", s.target.ID())
 	case iu.RejectUnsupportedFormat:
 		return "the target knows neither direct nor indirect descriptors"
 	case iu.RejectMultiChannel, iu.RejectChannelLimit:

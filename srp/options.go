@@ -297,7 +297,7 @@ var loginKeys = []LoginKey{
 	intKey("ch_count", "RDMA channels", 1, MaxChannels, func(o *LoginOptions) *int { return &o.ChannelCount }),
 	boolKey("use_imm_data", "small writes travel inside the command, if the target can", func(o *LoginOptions) *bool { return &o.ImmediateData }),
 	intKey("max_imm_data", "bytes of data that may travel so", 1, 1<<16, func(o *LoginOptions) *int { return &o.MaxImmediateData }),
-	boolKey("register_always", "a memory key of its own for each command, revoked after it", func(o *LoginOptions) *bool { return &o.RegisterAlways }),
+	boolKey("register_always", "0: the keys of the session's memory serve all commands; 1, a key of its own for each, is refused at login", func(o *LoginOptions) *bool { return &o.RegisterAlways }),
 	secondsKey("reconnect_delay", "between attempts to reconnect", true, func(o *LoginOptions) *time.Duration { return &o.ReconnectDelay }),
 	secondsKey("fast_io_fail_tmo", "without connection before commands fail instead of waiting", true, func(o *LoginOptions) *time.Duration { return &o.FastIOFail }),
 	secondsKey("dev_loss_tmo", "without connection before the session is given up", true, func(o *LoginOptions) *time.Duration { return &o.DevLoss }),

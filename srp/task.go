@@ -37,7 +37,7 @@ func (e *TaskError) Unwrap() error { return e.Err }
 var (
 	errNoCredit   = errors.New("the target's request limit is used up")
 	errNoCode     = errors.New("the response has no response data")
-	errTaskSend   = errors.New("an earlier one is still being sent")
+	errTaskSend   = errors.New("an earlier task management request is still being sent")
 	errTaskAnswer = errors.New("no answer in time")
 )
 
@@ -262,7 +262,7 @@ func (s *Session) abort(chans []*channel, o *overdue) bool {
 		return false
 	}
 	s.note("%s; giving the connection up", err)
-	ch.failLocking(fmt.Errorf("srp: channel %d: a command was not answered, nor was %w", ch.index, err))
+	ch.failLocking(fmt.Errorf("srp: channel %d: a command was not answered and could not be ended: %w", ch.index, err))
 	return false
 }
 
