@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"runtime/pprof"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,8 +26,8 @@ var benchVerb = &verb{
 Patterns that write overwrite the unit's data in the range of --offset and --size; so does --verify, which fills the range first.
 
 With --compare the same workload runs in each of the given completion modes, one after the other, --rounds times.
-The table then shows medians, the spread, and ratios to the first mode, taken round by round; a ratio whose rounds do not
-all lie on the same side of 1 is not called a difference.
+The table then shows medians, the spread, and ratios to the first mode, taken round by round; a ratio of one round, or whose rounds do not
+all lie on the same side of 1, is not called a difference.
 
 SIGUSR1 changes to the next completion mode while commands run.
 CPU time is this process's: what the target spends is not in it.`,
@@ -187,6 +188,9 @@ func parseModes(list string) (modes []completion.Mode, err error) {
 		m, err := completion.ParseMode(name)
 		if err != nil {
 			return nil, &usageError{fmt.Errorf("--compare: %w", err)}
+		}
+		if slices.Contains(modes, m) {
+			return nil, usagef("--compare %s: %s is there twice", list, m)
 		}
 		modes = append(modes, m)
 	}

@@ -14,6 +14,7 @@ import (
 	"srp-initiator/completion"
 	"srp-initiator/srp"
 	"srp-initiator/srp/disk"
+	"srp-initiator/srp/scsi"
 )
 
 var experimentVerb = &verb{
@@ -74,6 +75,8 @@ CPU time is this process's: what the target spends is not in it.`,
 				return usagef("--rounds must be 1 to 1000")
 			case o.Runtime <= 0 || o.Warmup < 0:
 				return usagef("--runtime must be positive, --ramp-time not negative")
+			case x.Units > 1 && sameUnit(l.text, second.text):
+				return usagef("--lun %s and --lun2 %s are the same unit: %s stripes over two", l.text, second.text, x.Name)
 			case fs.Changed("completion") || fs.Changed("thread") || fs.Changed("lock-thread") || fs.Changed("poll-weight") || fs.Changed("poll-budget"):
 				return usagef("the experiment chooses the completion settings")
 			}
@@ -102,6 +105,15 @@ CPU time is this process's: what the target spends is not in it.`,
 			return e.report(rep, *csvFile, *plots, *markdown)
 		}
 	},
+}
+
+// sameUnit tells whether two texts of --lun name one unit.
+func sameUnit(a, b string) bool {
+	x, _ := scsi.ParseLUN(a)
+	y, _ := scsi.ParseLUN(b)
+	m, numbered := x.Number()
+	n, also := y.Number()
+	return x == y || numbered && also && m == n
 }
 
 func experimentText() string {

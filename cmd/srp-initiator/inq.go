@@ -55,6 +55,9 @@ b2 are decoded, others shown as bytes), or everything with --all.`,
 				if err != nil {
 					return err
 				}
+				if q.Qualifier == scsi.QualifierNotThere {
+					return fmt.Errorf("LUN %s: the target has no such logical unit", lun)
+				}
 				facts := inquiryFacts(q)
 				if !all {
 					if e.json {

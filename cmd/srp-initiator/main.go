@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"strings"
@@ -26,7 +27,7 @@ import (
 const (
 	exitOK       = 0
 	exitFailed   = 1 // a command or a comparison failed
-	exitUsage    = 2 // bad input; nothing was sent
+	exitUsage    = 2 // bad input; no data was moved
 	exitDevice   = 3 // no usable RDMA device
 	exitNoTarget = 4 // the target does not answer, or the connection was lost
 	exitRejected = 5 // the target refused the login
@@ -38,7 +39,7 @@ const (
 const exitText = `Exit codes:
   0  done
   1  a SCSI command, a comparison or a local file failed
-  2  bad input; nothing was sent
+  2  bad input; no data was moved
   3  no usable RDMA device (name, rights, limits)
   4  the target does not answer, or the connection was lost
   5  the target refused the login
@@ -70,7 +71,7 @@ type env struct {
 	line   *progress // being drawn
 }
 
-var verbs_ = []*verb{devicesVerb, probeVerb, lsVerb, inqVerb, readcapVerb, readVerb, writeVerb, rawVerb, turVerb, syncVerb, unmapVerb, resetVerb, benchVerb, experimentVerb, selftestVerb}
+var verbs_ = []*verb{devicesVerb, probeVerb, lsVerb, inqVerb, readcapVerb, readVerb, writeVerb, rawVerb, turVerb, syncVerb, unmapVerb, resetVerb, benchVerb, experimentVerb, selftestVerb, versionVerb}
 
 // usageError is bad input.
 type usageError struct{ err error }
@@ -147,20 +148,25 @@ func run(ctx context.Context, args []string, stdin io.Reader, out, stderr io.Wri
 	}
 	switch args[0] {
 	case "help", "-h", "--help":
-		if len(args) > 1 {
-			if v := findVerb(args[1]); v != nil {
-				v.help(stdout)
-				return exitOK
-			}
-			if args[1] == "target" {
-				targetHelp(stdout)
-				return exitOK
-			}
-			fmt.Fprintf(stderr, "srp-initiator: no help on %q: want a verb or \"target\"\n", args[1])
+		switch {
+		case len(args) == 1:
+			usage(stdout)
+		case len(args) > 2:
+			fmt.Fprintf(stderr, "srp-initiator: unexpected argument %q: srp-initiator help [VERB]\n", args[2])
 			return exitUsage
+		case args[1] == "target":
+			targetHelp(stdout)
+		default:
+			v := findVerb(args[1])
+			if v == nil {
+				fmt.Fprintf(stderr, "srp-initiator: no help on %q: want a verb or \"target\"\n", args[1])
+				return exitUsage
+			}
+			v.help(stdout)
 		}
-		usage(stdout)
-		return exitOK
+		return printed(stdout, stderr)
+	case "--version":
+		args = append([]string{versionVerb.name}, args[1:]...)
 	}
 	v := findVerb(args[0])
 	if v == nil {
@@ -172,7 +178,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, out, stderr io.Wri
 	if err := fs.Parse(args[1:]); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			v.help(stdout)
-			return exitOK
+			return printed(stdout, stderr)
 		}
 		return e.fail(v, &usageError{err})
 	}
@@ -187,6 +193,19 @@ func run(ctx context.Context, args []string, stdin io.Reader, out, stderr io.Wri
 		return e.fail(v, usagef("unexpected argument %q: srp-initiator %s %s", e.args[want], v.name, v.args))
 	}
 	return e.fail(v, action(e))
+}
+
+// printed is the exit code after a help text: a full disk has no help on it.
+func printed(stdout *output, stderr io.Writer) int {
+	switch err := stdout.failed(); {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, syscall.EPIPE):
+		return exitSIGPIPE
+	default:
+		fmt.Fprintf(stderr, "srp-initiator: %s\n", err)
+		return exitFailed
+	}
 }
 
 // checkGiven finds a flag that was given but says nothing: an empty text, as --output "$FILE" does when a script forgot to set FILE, or
@@ -256,17 +275,18 @@ func exitCode(err error) int {
 		cmrej  *cm.RejectError
 		proto  *srp.ProtocolError
 		status *verbs.StatusError
+		lookup *net.DNSError
 	)
 	switch {
 	case errors.As(err, &intr):
 		return signalCode(intr.sig)
 	case errors.As(err, &usage), errors.As(err, &target), errors.As(err, &arg), errors.As(err, &name):
 		return exitUsage
-	case errors.As(err, &rej):
+	case errors.As(err, &rej), errors.As(err, &cmrej) && cmrej.Reason == cm.ReasonConsumerDefined: // with an SRP_LOGIN_REJ, or with other bytes
 		return exitRejected
 	case errors.As(err, &device):
 		return exitDevice
-	case errors.As(err, &cmrej), errors.As(err, &proto), errors.As(err, &status), errors.Is(err, cm.ErrUnreachable), errors.Is(err, cm.ErrDisconnected),
+	case errors.As(err, &cmrej), errors.As(err, &proto), errors.As(err, &status), errors.As(err, &lookup), errors.Is(err, cm.ErrUnreachable), errors.Is(err, cm.ErrDisconnected),
 		errors.Is(err, srp.ErrConnectionLost), errors.Is(err, srp.ErrFailFast), errors.Is(err, srp.ErrDeviceLost), errors.Is(err, context.DeadlineExceeded):
 		return exitNoTarget
 	}

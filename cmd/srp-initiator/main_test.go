@@ -9,11 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"srp-initiator/bench"
 	"srp-initiator/rdma/softroce"
 	targetemu "srp-initiator/target-emu"
 	"srp-initiator/target-emu/lun"
@@ -90,6 +92,7 @@ func runs(t *testing.T, stdin string, args ...string) (stdout, stderr string, co
 
 func TestVerbs(t *testing.T) {
 	url := emulate(t, "")
+	raw := emulate(t, "login : reject-raw 0102")
 	dir := t.TempDir()
 	data := bytes.Repeat([]byte("0123456789abcdef!"), 123457)
 	in, out := filepath.Join(dir, "in"), filepath.Join(dir, "out")
@@ -145,9 +148,24 @@ func TestVerbs(t *testing.T) {
 		{[]string{"bench", url, "--cpuprofile", "/nonexistent/profile"}, 2, "no such file"},
 		{[]string{"probe", url, "--thread", "maybe"}, 2, "y or n"},
 		{[]string{"nonsense"}, 2, "unknown verb"},
+		{[]string{"inq", url, "--lun", "9"}, 1, "no such logical unit"},
+		{[]string{"inq", url, "--lun", "9", "--all"}, 1, "no such logical unit"},
+		{[]string{"read", url, "-o", "/nonexistent/x"}, 2, "no such file"},
+		{[]string{"probe", "srp://nosuchhost.invalid:5555/1"}, 4, "nosuchhost.invalid"},
+		{[]string{"probe", raw}, 5, "connection rejected by the peer: consumer defined"},
+		{[]string{"probe", strings.Replace(url, "abc", "abd", 1)}, 5, "or its access list does not admit this initiator"},
+		{[]string{"experiment", "e3", url, "--lun", "1", "--lun2", "1"}, 2, "are the same unit"},
+		{[]string{"experiment", "e3s", url, "--lun", "1"}, 2, "are the same unit"},
+		{[]string{"experiment", "zz", url}, 2, "allowed are depth, e1, e2, e3, e3s, e4 and matrix"},
+		{[]string{"bench", url, "--compare", "poll,poll"}, 2, "poll is there twice"},
+		{[]string{"bench", url, "--compare", "thread,thread=y"}, 2, "thread is there twice"},
+		{[]string{"bench", url, "-l", "1", "--bs", "1m"}, 2, "max_sect=2048 in TARGET allows it"},
+		{[]string{"help", "target"}, 0, "is refused at login"},
+		{[]string{"help", "selftest"}, 0, "a free address of 127.0.0.0/8"},
+		{[]string{"help", "target", "bogus", ""}, 2, `unexpected argument "bogus"`},
 	} {
 		args := tc.args
-		if len(args) > 1 && !strings.Contains(strings.Join(args, " "), "-d ") && args[0] != "nonsense" {
+		if len(args) > 1 && !strings.Contains(strings.Join(args, " "), "-d ") && args[0] != "nonsense" && args[0] != "help" {
 			args = append(args, "-d", "softroce")
 		}
 		stdout, stderr, code := runs(t, "", args...)
@@ -291,6 +309,53 @@ func TestFullOutput(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code != exitFailed || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), "no space left") {
 			t.Errorf("%v: exit code %d, want %d and the reason: %q", args, code, exitFailed, errs.String())
 		}
+	}
+}
+
+// A help text that could not be printed is no success either.
+func TestFullOutputHelp(t *testing.T) {
+	for _, args := range [][]string{{"help"}, {"--help"}, {"help", "target"}, {"help", "read"}, {"read", "--help"}, {"version"}} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := command(args...)
+		var errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = full, &errs
+		cmd.Run()
+		full.Close()
+		if code := cmd.ProcessState.ExitCode(); code != exitFailed || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), "no space left") {
+			t.Errorf("%v: exit code %d, want %d and the reason: %q", args, code, exitFailed, errs.String())
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for _, args := range [][]string{{"version"}, {"--version"}, {"--version", "--json"}} {
+		stdout, stderr, code := runs(t, "", args...)
+		if code != 0 || stderr != "" || !strings.Contains(stdout, "srp-initiator") || !strings.Contains(stdout, bench.ProgramVersion()) || !strings.Contains(stdout, runtime.Version()) {
+			t.Errorf("%v: exit code %d, %q, %q", args, code, stdout, stderr)
+		}
+	}
+}
+
+// The device on an address of the user's choice passes its self-test: the second one takes another.
+func TestSelftestAddress(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes all cases of the contract")
+	}
+	d, err := softroce.Open(netip.Addr{}) // an address that was free just now
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := "softroce:" + d.Addr().String()
+	d.Close()
+	stdout, stderr, code := runs(t, "", "selftest", name, "--duration", "20ms", "-q")
+	if code != 0 || !strings.Contains(stdout, name) || !strings.Contains(stdout, "all passed\n") {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+	if _, stderr, code := runs(t, "", "selftest", "softroce:::1"); code != 2 || !strings.Contains(stderr, "IPv4") {
+		t.Errorf("IPv6: exit code %d, %s", code, stderr)
 	}
 }
 

@@ -106,7 +106,7 @@ func (e *env) raw(s *connection, c *srp.Command, out string) error {
 			}
 		} else if out != "" {
 			if err := os.WriteFile(out, c.Data[:n], 0o666); err != nil {
-				return err
+				return err // the command was executed: no usage error any more
 			}
 		} else if e.json {
 			f.add("data", hex.EncodeToString(c.Data[:n]))

@@ -63,7 +63,7 @@ func (e *env) read(c *connection, l *lunFlag, offset, length int64, out string) 
 	if out != "-" {
 		file, err := os.Create(out)
 		if err != nil {
-			return err
+			return &usageError{err}
 		}
 		defer func() {
 			if cerr := file.Close(); err == nil {
