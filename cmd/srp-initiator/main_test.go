@@ -151,7 +151,8 @@ func TestVerbs(t *testing.T) {
 		{[]string{"inq", url, "--lun", "9"}, 1, "no such logical unit"},
 		{[]string{"inq", url, "--lun", "9", "--all"}, 1, "no such logical unit"},
 		{[]string{"read", url, "-o", "/nonexistent/x"}, 2, "no such file"},
-		{[]string{"probe", "srp://nosuchhost.invalid:5555/1"}, 4, "nosuchhost.invalid"},
+		// No server is asked for a name with an empty label: the test needs no network.
+		{[]string{"probe", "srp://nosuch..host:5555/1"}, 4, "no such host"},
 		{[]string{"probe", raw}, 5, "connection rejected by the peer: consumer defined"},
 		{[]string{"probe", strings.Replace(url, "abc", "abd", 1)}, 5, "or its access list does not admit this initiator"},
 		{[]string{"experiment", "e3", url, "--lun", "1", "--lun2", "1"}, 2, "are the same unit"},
