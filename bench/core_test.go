@@ -227,7 +227,9 @@ func newCoreWith(t testing.TB, depth int, cfg completion.Config) *core {
 	}
 	t.Cleanup(func() { s.Close() })
 	c := &core{s: s, cmds: make([]srp.Command, depth)}
-	s.Wait(1, &c.waiter, time.Now().Add(time.Millisecond)) // until the session's own goroutine has had its first look
+	for s.Stats().Channels[0].Completion.Arms == 0 {
+		time.Sleep(10 * time.Microsecond) // the session's own goroutine has yet to take its first look
+	}
 	mem, err := s.AllocMemory(depth * 4096)
 	if err != nil {
 		t.Fatal(err)

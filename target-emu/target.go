@@ -338,9 +338,10 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq) (*ch
 		return nil, nil
 	}
 	joined = true
+	qpn := ch.qp.QPN()
 	t.logins.Add(1)
 	t.cfg.Log.Info("login", "initiator", req.InitiatorPort, "from", ch.from, "channel", number, "iu_len", req.ITIULen,
-		"immediate_offset", ch.immOffset, "credits", rsp.ReqLimDelta, "qpn", ch.qp.QPN())
+		"immediate_offset", ch.immOffset, "credits", rsp.ReqLimDelta, "qpn", qpn)
 	return ch, nil
 }
 

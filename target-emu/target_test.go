@@ -934,6 +934,9 @@ func TestNoResponseBeforeItsData(t *testing.T) {
 	for _, size := range []int{4096, 32 << 10} { // gathered in front of the batch, and in their place
 		r := newRig(t, Config{}, fmt.Sprintf("cmd op=read : hold count=%d", n))
 		p := r.login(openFabric(t), 1, false)
+		for r.target.logins.Load() == 0 {
+			time.Sleep(time.Millisecond) // the login still uses the queue pair
+		}
 		ch := r.target.channels()[0]
 		ch.mu.Lock()
 		rec := &recorder{QueuePair: ch.qp}
