@@ -103,6 +103,13 @@ quiet_end() { # quiet_end WHAT: after stop; every counter of trouble stands wher
 		say "$1: nothing dropped;$moved; a CPU stood still for $stalled ms, so nothing is said about what was sent again: $(tr '\n' ' ' </tmp/trouble)"
 		return
 	fi
+	# The kernel's device does not stop its timer with the last acknowledgement (rxe_comp.c speaks of spurious timeouts that it tries to keep few): a request
+	# that is under way when it runs out is sent again though nothing was lost. That shows as a retry there and a duplicate here, and nothing else.
+	retries=$(sed -n 's/^kernel: completer_retry_err=//p' /tmp/trouble)
+	if [ "${retries:-9}" -le 2 ] && ! grep -vE '^(kernel: completer_retry_err|target-emu: duplicates)=' /tmp/trouble; then
+		say "$1: nothing dropped;$moved; the kernel's timer ran out $retries times without a loss: $(tr '\n' ' ' </tmp/trouble); longest standstill of a CPU $stalled ms"
+		return
+	fi
 	[ ! -s /tmp/trouble ] || die "$1: trouble on a quiet link (longest standstill of a CPU $stalled ms): $(cat /tmp/trouble)"
 	say "$1: nothing dropped, nothing sent again:$moved; $(wc -l </tmp/quiet.after) kernel counters unchanged, longest standstill of a CPU $stalled ms"
 }
