@@ -154,6 +154,7 @@ func TestGuest(t *testing.T) {
 		t.Fatalf("VMTEST_ONLY: %v", err)
 	}
 	files := compile(t)
+	chosen := 0
 	for _, kernel := range Kernels {
 		t.Run(kernel, func(t *testing.T) {
 			for _, scenario := range Scenarios {
@@ -163,11 +164,15 @@ func TestGuest(t *testing.T) {
 						rows = append(rows, g)
 					}
 				}
+				chosen += len(rows)
 				if len(rows) > 0 {
 					t.Run(string(scenario), func(t *testing.T) { runRows(t, kernel, scenario, rows, files) })
 				}
 			}
 		})
+	}
+	if chosen == 0 {
+		t.Errorf("VMTEST_ONLY=%s matches no row", only)
 	}
 }
 
