@@ -44,6 +44,7 @@ type connectFlags struct {
 	connect    time.Duration
 	verbose    bool
 	settings   *completion.Config // in place of what the flags say
+	shared     *rdma.Fabric       // in place of a device of its own
 }
 
 func (f *connectFlags) register(fs *pflag.FlagSet) {
@@ -152,10 +153,11 @@ func (f *connectFlags) place(c *completion.Config, near []int) (err error) {
 // connection is a session with what it stands on.
 type connection struct {
 	*srp.Session
-	fabric  *rdma.Fabric
-	capture *os.File
-	stop    func() bool
-	usr1    chan os.Signal
+	fabric   *rdma.Fabric
+	borrowed bool // the fabric is another connection's
+	capture  *os.File
+	stop     func() bool
+	usr1     chan os.Signal
 }
 
 // changeModes goes to the next completion mode at every SIGUSR1.
@@ -195,20 +197,10 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 		return nil, err
 	}
 	c := &connection{}
-	opts := []rdma.Option{rdma.WithPeer(t.Src, t.Addr())}
-	if f.pcap != "" {
-		if c.capture, err = os.Create(f.pcap); err != nil {
-			return nil, &usageError{err}
-		}
-		opts = append(opts, rdma.WithCapture(c.capture))
-	}
-	if c.fabric, err = rdma.Open(f.device, opts...); err != nil {
-		c.closeFiles()
-		var name *rdma.NameError
-		if errors.As(err, &name) {
-			return nil, err
-		}
-		return nil, &deviceError{err}
+	if f.shared != nil {
+		c.fabric, c.borrowed = f.shared, true
+	} else if err := f.openDevice(c, t); err != nil {
+		return nil, err
 	}
 	if err := f.place(&o.Completion, c.fabric.NearCPUs()); err != nil {
 		c.closeFiles()
@@ -226,7 +218,11 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 		return nil, err
 	}
 	c.usr1 = make(chan os.Signal, 1)
-	signal.Notify(c.usr1, syscall.SIGUSR1)
+	if f.settings == nil {
+		signal.Notify(c.usr1, syscall.SIGUSR1)
+	} else {
+		signal.Ignore(syscall.SIGUSR1) // the caller chose the mode
+	}
 	go c.changeModes(e)
 	// A signal ends commands by aborting them; a target that does not answer that either loses the session.
 	c.stop = context.AfterFunc(e.ctx, func() {
@@ -236,9 +232,29 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 	return c, nil
 }
 
+// openDevice opens the device, and the capture file.
+func (f *connectFlags) openDevice(c *connection, t srp.TargetPort) (err error) {
+	opts := []rdma.Option{rdma.WithPeer(t.Src, t.Addr())}
+	if f.pcap != "" {
+		if c.capture, err = os.Create(f.pcap); err != nil {
+			return &usageError{err}
+		}
+		opts = append(opts, rdma.WithCapture(c.capture))
+	}
+	if c.fabric, err = rdma.Open(f.device, opts...); err != nil {
+		c.closeFiles()
+		var name *rdma.NameError
+		if errors.As(err, &name) {
+			return err
+		}
+		return &deviceError{err}
+	}
+	return nil
+}
+
 func (c *connection) closeFiles() error {
 	var errs []error
-	if c.fabric != nil {
+	if c.fabric != nil && !c.borrowed {
 		errs = append(errs, c.fabric.Close())
 	}
 	if c.capture != nil {

@@ -12,6 +12,7 @@ import (
 
 	"srp-initiator/bench"
 	"srp-initiator/completion"
+	"srp-initiator/rdma"
 	"srp-initiator/srp"
 	"srp-initiator/srp/disk"
 	"srp-initiator/srp/scsi"
@@ -21,7 +22,8 @@ var experimentVerb = &verb{
 	name: "experiment", args: "NAME TARGET...",
 	short: "re-run a published experiment on completion modes",
 	long: `Runs a named experiment on a logical unit and sets its figures beside the published ones. Each completion setting gets a
-session of its own; the settings take turns, --rounds times for each point. A ratio whose rounds do not all lie on the same side of 1
+session of its own, with an initiator_ext of its own (that of TARGET or 0, and those that follow it): a target with an access list has to
+know them. The settings take turns, --rounds times for each point. A ratio whose rounds do not all lie on the same side of 1
 is not called a difference. What the machine was, and the command, go into every report.
 
 Experiments:
@@ -124,11 +126,21 @@ func experimentText() string {
 	return b.String()
 }
 
-// opener logs in once per completion setting. The units of a stripe are --lun and --lun2.
+// opener logs in once per completion setting and member of a stripe. The units of a stripe are --lun and --lun2. On one device all would
+// have one initiator port identifier, and a login for a single channel ends the sessions that its initiator port has (SRP, 5.1.3.1: multi-channel
+// action 0): so each takes the next first half.
 func (f *connectFlags) opener(e *env, luns []*lunFlag, t srp.TargetPort, o srp.LoginOptions) bench.Opener {
+	next := o.InitiatorExt
+	// An address has its port, and a capture its file, once.
+	oneDevice := f.pcap != "" || strings.HasPrefix(f.device, "softroce:")
+	var shared *rdma.Fabric
 	return func(ctx context.Context, cfg completion.Config, units int) (_ *srp.Session, ds []*disk.Disk, _ func() error, err error) {
 		own := *f
 		own.settings = &cfg
+		own.shared = shared
+		o := o
+		o.InitiatorExt = next
+		next++
 		c, err := own.login(e, t, o)
 		if err != nil {
 			return nil, nil, nil, err
@@ -138,6 +150,9 @@ func (f *connectFlags) opener(e *env, luns []*lunFlag, t srp.TargetPort, o srp.L
 				c.close()
 			}
 		}()
+		if oneDevice {
+			shared = c.fabric
+		}
 		for _, l := range luns[:units] {
 			lun, err := l.lun(ctx, c.Session)
 			if err != nil {
