@@ -67,18 +67,27 @@ type Compared struct {
 }
 
 // Compare runs the variants one after the other, rounds times, each round starting one variant later, so that
-// a drift of the machine meets all of them. Ratios are taken within a round.
+// a drift of the machine meets all of them. Ratios are taken within a round. When ctx ends, the rounds that were whole are returned beside the error.
 func Compare(ctx context.Context, rounds int, variants []Variant, report func(round int, name string, r *Result)) ([]Compared, error) {
 	out := make([]Compared, len(variants))
 	for i, v := range variants {
 		out[i] = Compared{Name: v.Name, Rounds: make([]*Result, rounds)}
 	}
+	var failed error
+rounds:
 	for n := range rounds {
 		for k := range variants {
 			i := (n + k) % len(variants)
 			r, err := variants[i].Run(ctx)
 			if err != nil {
-				return nil, fmt.Errorf("%s, round %d: %w", variants[i].Name, n+1, err)
+				failed = fmt.Errorf("%s, round %d: %w", variants[i].Name, n+1, err)
+				if ctx.Err() == nil || n == 0 {
+					return nil, failed
+				}
+				for i := range out {
+					out[i].Rounds = out[i].Rounds[:n]
+				}
+				break rounds
 			}
 			out[i].Rounds[n] = r
 			if report != nil {
@@ -107,7 +116,7 @@ func Compare(ctx context.Context, rounds int, variants []Variant, report func(ro
 		c.CPU, c.CPURatio = figure(func(r *Result) float64 { return r.CPUPerIOUS })
 		c.PerIO, _ = figure(func(r *Result) float64 { return r.NotificationsPerIO })
 	}
-	return out, nil
+	return out, failed
 }
 
 // WriteTable prints a comparison: medians, spreads, and ratios to the first variant with what they allow to say.

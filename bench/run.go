@@ -32,7 +32,8 @@ type Result struct {
 	Depth         int     `json:"iodepth"`
 	Jobs          int     `json:"jobs"`
 	Mode          string  `json:"completion"`
-	RateLimit     float64 `json:"rate_limit,omitempty"` // commands per second asked for
+	RateLimit     float64 `json:"rate_limit,omitempty"`  // commands per second asked for
+	Interrupted   bool    `json:"interrupted,omitempty"` // before its end
 	Seconds       float64 `json:"seconds"`
 	Commands      int64   `json:"commands"`
 	Bytes         int64   `json:"bytes"`
@@ -119,7 +120,8 @@ type runner struct {
 	measuring atomic.Bool
 }
 
-// Run runs w on d, whose session is s. A command that fails ends the run with its error, as does ctx.
+// Run runs w on d, whose session is s. A command that fails ends the run with its error, as does ctx; once measuring has begun, the end of ctx
+// gives both its cause and what was measured until then (Result.Interrupted).
 func Run(ctx context.Context, s *srp.Session, d *disk.Disk, w Workload) (*Result, error) {
 	return RunStriped(ctx, s, []*disk.Disk{d}, 1<<30, w)
 }
@@ -378,7 +380,7 @@ func (r *runner) run(ctx context.Context, jobs []*job) (*Result, error) {
 	err := r.each(ctx, jobs, func(j *job) error { return j.loop() })
 	<-warm
 	after = usageNow(ss)
-	if err != nil {
+	if err != nil && (ctx.Err() == nil || !r.measuring.Load()) {
 		return nil, err
 	}
 	runtime.ReadMemStats(&mem[1])
@@ -393,7 +395,8 @@ func (r *runner) run(ctx context.Context, jobs []*job) (*Result, error) {
 	res.Channels = r.s.Stats().Total
 	res.LongestStallUS = float64(res.longestStall) / 1e3
 	res.measured(before, after, mem[1].Mallocs-mem[0].Mallocs)
-	return res, nil
+	res.Interrupted = err != nil
+	return res, err
 }
 
 func tv(t syscall.Timeval) float64 { return float64(t.Nano()) / 1e9 }

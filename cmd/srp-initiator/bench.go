@@ -29,7 +29,8 @@ With --compare the same workload runs in each of the given completion modes, one
 The table then shows medians, the spread, and ratios to the first mode, taken round by round; a ratio of one round, or whose rounds do not
 all lie on the same side of 1, is not called a difference.
 
-SIGUSR1 changes to the next completion mode while commands run.
+SIGUSR1 changes to the next completion mode while commands run. SIGINT ends the run and shows what was measured until then; of --compare, the
+rounds that were whole.
 CPU time is this process's: what the target spends is not in it.`,
 	example: `  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randread --bs 4k --iodepth 32 --runtime 5s
   srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randrw --verify --loops 100000 --iodepth 64
@@ -199,11 +200,11 @@ func parseModes(list string) (modes []completion.Mode, err error) {
 
 func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
 	r, err := bench.Run(e.ctx, c.Session, d, w)
-	if err != nil {
+	if r == nil || r.Interrupted && r.Commands == 0 {
 		return err
 	}
 	if e.json {
-		return e.printJSON(r)
+		return e.shownJSON(r, err)
 	}
 	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d completion=%s: %d commands in %.2f s\n", r.Pattern, humanSize(int64(r.BlockSize)), r.Depth, r.Jobs, r.Mode, r.Commands, r.Seconds)
 	fmt.Fprintf(e.stdout, "  IOPS           %.0f, %.1f MB/s\n", r.IOPS, r.MBPerS)
@@ -217,7 +218,15 @@ func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
 	if w.Verify {
 		fmt.Fprintf(e.stdout, "  verified       %d commands\n", r.Verified)
 	}
-	return nil
+	return err
+}
+
+// shownJSON prints what a run gave; the exit code tells of err, which ended it.
+func (e *env) shownJSON(v any, err error) error {
+	if perr := e.printJSON(v); perr != nil || err == nil {
+		return perr
+	}
+	return &shown{err}
 }
 
 func (e *env) benchCompare(c *connection, d *disk.Disk, w bench.Workload, modes []completion.Mode, rounds int) error {
@@ -231,12 +240,12 @@ func (e *env) benchCompare(c *connection, d *disk.Disk, w bench.Workload, modes 
 		}})
 	}
 	cs, err := bench.Compare(e.ctx, rounds, variants, nil)
-	if err != nil {
+	if cs == nil {
 		return err
 	}
 	if e.json {
-		return e.printJSON(cs)
+		return e.shownJSON(cs, err)
 	}
-	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d, %d rounds, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, rounds)
-	return bench.WriteTable(e.stdout, cs)
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d, %d rounds, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, len(cs[0].Rounds))
+	return errors.Join(err, bench.WriteTable(e.stdout, cs))
 }

@@ -278,7 +278,7 @@ func (f *connectFlags) with(e *env, do func(*connection) error) (err error) {
 		return err
 	}
 	defer func() {
-		if cause := context.Cause(e.ctx); err != nil && cause != nil {
+		if cause := context.Cause(e.ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 			err = cause
 		}
 		if cerr := c.close(); err == nil {

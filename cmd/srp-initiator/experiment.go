@@ -87,6 +87,13 @@ CPU time is this process's: what the target spends is not in it.`,
 					return usagef("--plots %s: not a directory", *plots)
 				}
 			}
+			var table *outFile
+			if *csvFile != "" {
+				if table, err = openOutput(*csvFile); err != nil {
+					return err
+				}
+				defer table.close()
+			}
 			o.Offset, o.Size = int64(offset), int64(size)
 			for _, p := range x.Points {
 				login.QueueSize = max(login.QueueSize, min(p.Workload.Depth*p.Workload.Jobs, 128))
@@ -104,7 +111,7 @@ CPU time is this process's: what the target spends is not in it.`,
 				return err
 			}
 			rep.Command = os.Args
-			return e.report(rep, *csvFile, *plots, *markdown)
+			return e.report(rep, table, *plots, *markdown)
 		}
 	},
 }
@@ -168,13 +175,9 @@ func (f *connectFlags) opener(e *env, luns []*lunFlag, t srp.TargetPort, o srp.L
 	}
 }
 
-func (e *env) report(rep *bench.Report, csvFile, plots string, markdown bool) error {
-	if csvFile != "" {
-		w, err := os.Create(csvFile)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(rep.WriteCSV(w), w.Close()); err != nil {
+func (e *env) report(rep *bench.Report, table *outFile, plots string, markdown bool) error {
+	if table != nil {
+		if err := errors.Join(table.begin(), rep.WriteCSV(table), table.close()); err != nil {
 			return err
 		}
 	}

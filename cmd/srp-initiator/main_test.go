@@ -255,6 +255,80 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// SIGINT shows what a measurement has come to.
+func TestInterruptedBench(t *testing.T) {
+	url := emulate(t, "")
+	for _, tc := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"bench", url, "--runtime", "30s"}, []string{"IOPS", "commands in 0."}},
+		{[]string{"bench", url, "--runtime", "30s", "--json"}, []string{`"interrupted": true`}},
+		{[]string{"bench", url, "--runtime", "10ms", "--ramp-time", "0", "--compare", "direct,adaptive", "--rounds", "1000"}, []string{"adaptive", "rounds, medians"}},
+	} {
+		cmd := command(append(tc.args, "-d", "softroce")...)
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(900 * time.Millisecond)
+		cmd.Process.Signal(syscall.SIGINT)
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != exitSIGINT {
+			t.Errorf("%v: exit code %d, want %d", tc.args, code, exitSIGINT)
+		}
+		for _, w := range tc.want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("%v: no %q in\n%s%s", tc.args, w, out.String(), errs.String())
+			}
+		}
+		if n := strings.Count(out.String(), "\n{"); n != 0 {
+			t.Errorf("%v: prints more than one document:\n%s", tc.args, out.String())
+		}
+	}
+}
+
+// A file that cannot be written is found before a login, and one that is there keeps its content until there is something to write.
+func TestOutputFile(t *testing.T) {
+	silent := emulate(t, "login : ignore")
+	url := emulate(t, "")
+	dir := t.TempDir()
+	kept, fresh := filepath.Join(dir, "kept"), filepath.Join(dir, "fresh")
+	if err := os.WriteFile(kept, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"read", silent, "-o", dir}, {"raw", silent, "000000000000", "-o", dir}, {"experiment", "e1", silent, "--csv", dir}} {
+		began := time.Now()
+		if _, errs, code := runs(t, "", args...); code != exitUsage || !strings.Contains(errs, "is a directory") || time.Since(began) > 5*time.Second {
+			t.Errorf("%v: exit code %d after %s: %s", args, code, time.Since(began), errs)
+		}
+	}
+	for _, file := range []string{kept, fresh} {
+		for _, args := range [][]string{
+			{"read", url, "-l", "77", "-o", file},
+			{"raw", url, "-l", "77", "280000000000000001 00", "--in", "512", "-o", file},
+			{"experiment", "e1", url, "-l", "77", "--csv", file},
+		} {
+			if _, errs, code := runs(t, "", args...); code != exitFailed {
+				t.Errorf("%v: exit code %d: %s", args, code, errs)
+			}
+		}
+	}
+	if b, err := os.ReadFile(kept); err != nil || string(b) != "content" {
+		t.Errorf("the file holds %q: %v", b, err)
+	}
+	if _, err := os.Stat(fresh); !os.IsNotExist(err) {
+		t.Errorf("a file was made for nothing: %v", err)
+	}
+	if _, errs, code := runs(t, "", "read", url, "-n", "3", "-o", kept); code != 0 {
+		t.Errorf("read: exit code %d: %s", code, errs)
+	}
+	if b, err := os.ReadFile(kept); err != nil || string(b) != "\x00\x00\x00" {
+		t.Errorf("the file holds %q: %v", b, err)
+	}
+}
+
 // A reader that goes away, as head does, ends the program with a clean disconnect: the session is not left for the target to find dead.
 func TestClosedPipe(t *testing.T) {
 	target := emulate(t, "")

@@ -63,17 +63,27 @@ a file.`,
 					c.Dir = srp.DataOut
 				}
 			}
-			return f.with(e, func(s *connection) error {
+			var file *outFile
+			if out != "" && out != "-" {
+				if file, err = openOutput(out); err != nil {
+					return err
+				}
+			}
+			err = f.with(e, func(s *connection) error {
 				if c.LUN, err = l.lun(e.ctx, s.Session); err != nil {
 					return err
 				}
-				return e.raw(s, &c, out)
+				return e.raw(s, &c, out, file)
 			})
+			if file != nil {
+				err = errors.Join(err, file.close())
+			}
+			return err
 		}
 	},
 }
 
-func (e *env) raw(s *connection, c *srp.Command, out string) error {
+func (e *env) raw(s *connection, c *srp.Command, out string, file *outFile) error {
 	err := s.Do(e.ctx, c)
 	if c.Err != nil || err != nil && !isStatus(err) {
 		return err
@@ -99,16 +109,20 @@ func (e *env) raw(s *connection, c *srp.Command, out string) error {
 		}
 		f.add("sense_bytes", hex.EncodeToString(sense))
 	}
+	if file != nil && (n > 0 || err == nil) {
+		if err := file.begin(); err != nil {
+			return err
+		}
+		if _, err := file.Write(c.Data[:n]); err != nil {
+			return err
+		}
+	}
 	if n > 0 {
 		if out == "-" {
 			if _, err := e.stdout.Write(c.Data[:n]); err != nil {
 				return err
 			}
-		} else if out != "" {
-			if err := os.WriteFile(out, c.Data[:n], 0o666); err != nil {
-				return err // the command was executed: no usage error any more
-			}
-		} else if e.json {
+		} else if file == nil && e.json {
 			f.add("data", hex.EncodeToString(c.Data[:n]))
 		}
 	}

@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/pflag"
 
@@ -36,12 +36,24 @@ output. Offset and length need not be multiples of the block size. It succeeds o
 			if err := l.check(); err != nil {
 				return err
 			}
-			return f.with(e, func(c *connection) error { return e.read(c, &l, int64(offset), int64(length), out) })
+			var file *outFile
+			if out != "-" {
+				var err error
+				if file, err = openOutput(out); err != nil {
+					return err
+				}
+			}
+			err := f.with(e, func(c *connection) error { return e.read(c, &l, int64(offset), int64(length), file) })
+			if file != nil {
+				err = errors.Join(err, file.close())
+			}
+			return err
 		}
 	},
 }
 
-func (e *env) read(c *connection, l *lunFlag, offset, length int64, out string) (err error) {
+func (e *env) read(c *connection, l *lunFlag, offset, length int64, file *outFile) error {
+	// file is nil for standard output.
 	lun, err := l.lun(e.ctx, c.Session)
 	if err != nil {
 		return err
@@ -60,16 +72,10 @@ func (e *env) read(c *connection, l *lunFlag, offset, length int64, out string) 
 		return usagef("--offset %d and --length %d reach beyond the end of LUN %s at %d", offset, length, lun, d.Size())
 	}
 	var w io.Writer = e.stdout
-	if out != "-" {
-		file, err := os.Create(out)
-		if err != nil {
-			return &usageError{err}
+	if file != nil {
+		if err := file.begin(); err != nil {
+			return err
 		}
-		defer func() {
-			if cerr := file.Close(); err == nil {
-				err = cerr
-			}
-		}()
 		w = file
 	}
 	e.startProgress("read", length)
@@ -92,7 +98,7 @@ func (e *env) read(c *connection, l *lunFlag, offset, length int64, out string) 
 	if err != nil {
 		return fmt.Errorf("at byte %d: %w", offset+n, err)
 	}
-	if e.json && out != "-" {
+	if e.json && file != nil {
 		return e.printJSON(map[string]int64{"offset": offset, "length": n})
 	}
 	return nil
