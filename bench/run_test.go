@@ -18,6 +18,7 @@ import (
 	"srp-initiator/srp/scsi"
 	targetemu "srp-initiator/target-emu"
 	"srp-initiator/target-emu/lun"
+	"srp-initiator/target-emu/lun/luntest"
 
 	"os"
 )
@@ -84,22 +85,7 @@ func startTargetWith(t testing.TB, change []func(*targetemu.Config), specs ...st
 	}
 	m := &lun.Map{}
 	for k, spec := range specs {
-		sp, err := lun.ParseSpec(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		st, err := lun.OpenStore(sp)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { st.Close() })
-		u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: fmt.Sprint("bench", k)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Add(uint32(k), u); err != nil {
-			t.Fatal(err)
-		}
+		luntest.Units(t, m, map[uint32]string{uint32(k): spec})
 	}
 	cfg := targetemu.Config{Listen: netip.AddrPortFrom(g.GID.Addr(), 5555), Units: m, IDExt: 0x1122334455667788, IOCGUID: 0x99aabbccddeeff00}
 	for _, f := range change {

@@ -5,7 +5,6 @@ package srp_test
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"srp-initiator/srp/scsi"
 	targetemu "srp-initiator/target-emu"
 	"srp-initiator/target-emu/lun"
+	"srp-initiator/target-emu/lun/luntest"
 )
 
 type world struct {
@@ -64,30 +64,6 @@ func kernelWorld(t testing.TB) *world {
 	return &world{device: f.Context(), connector: f.Connector(), port: p}
 }
 
-func testUnits(t testing.TB, specs map[uint32]string) *lun.Map {
-	t.Helper()
-	m := &lun.Map{}
-	for n, spec := range specs {
-		sp, err := lun.ParseSpec(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		st, err := lun.OpenStore(sp)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { st.Close() })
-		u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: fmt.Sprintf("test%d", n)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Add(n, u); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return m
-}
-
 // openDevices opens a device for the target and one for the initiator: softroce, or models of the adapter that
 // SRP_TEST_DEVICE names (models_test.go).
 func openDevices(t testing.TB) (target, initiator endpoint) {
@@ -117,7 +93,7 @@ func emuWorld(t testing.TB, change ...func(*targetemu.Config)) *world {
 	td, id := openDevices(t)
 	cfg := targetemu.Config{
 		Listen:  netip.AddrPortFrom(td.addr, 5555),
-		Units:   testUnits(t, map[uint32]string{0: "ram:64m", 1: "ram:64m", 300: "ram:16m", 7: "ram:16m,bs=4096"}),
+		Units:   luntest.Units(t, &lun.Map{}, map[uint32]string{0: "ram:64m", 1: "ram:64m", 300: "ram:16m", 7: "ram:16m,bs=4096"}),
 		IDExt:   0x1122334455667788,
 		IOCGUID: 0x99aabbccddeeff00,
 	}

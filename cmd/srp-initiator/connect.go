@@ -334,3 +334,23 @@ func (e *env) notice(s string) {
 	}
 	fmt.Fprintln(e.stderr, s)
 }
+
+// unitVerb is a verb on one logical unit.
+func unitVerb(fs *pflag.FlagSet, do func(*env, *disk.Unit) error) func(*env) error {
+	var f connectFlags
+	var l lunFlag
+	l.register(fs)
+	f.register(fs)
+	return func(e *env) error {
+		if err := l.check(); err != nil {
+			return err
+		}
+		return f.with(e, func(c *connection) error {
+			lun, err := l.lun(e.ctx, c.Session)
+			if err != nil {
+				return err
+			}
+			return do(e, &disk.Unit{Session: c.Session, LUN: lun})
+		})
+	}
+}

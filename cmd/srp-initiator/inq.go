@@ -20,18 +20,64 @@ b2 are decoded, others shown as bytes), or everything with --all.`,
   srp-initiator inq srp://10.0.0.1:5555/505400fffe123456 --page 83
   srp-initiator inq srp://10.0.0.1:5555/505400fffe123456 --all --json`,
 	flags: func(fs *pflag.FlagSet) func(*env) error {
-		var f connectFlags
-		var l lunFlag
 		var page string
 		var all bool
-		l.register(fs)
+		var p uint64
 		fs.StringVarP(&page, "page", "p", "", "vital product data page, in hexadecimal")
 		fs.BoolVarP(&all, "all", "a", false, "the standard data and every page that the unit lists")
-		f.register(fs)
-		return func(e *env) error {
-			var p uint64
+		act := unitVerb(fs, func(e *env, u *disk.Unit) error {
 			if page != "" {
-				var err error
+				return e.showPage(u, uint8(p))
+			}
+			q, err := u.Inquiry(e.ctx)
+			if err != nil {
+				return err
+			}
+			if q.Qualifier == scsi.QualifierNotThere {
+				return fmt.Errorf("LUN %s: the target has no such logical unit", u.LUN)
+			}
+			facts := inquiryFacts(q)
+			if !all {
+				if e.json {
+					return e.printJSON(facts)
+				}
+				facts.print(e)
+				return nil
+			}
+			pages, err := u.SupportedVPD(e.ctx)
+			if err != nil {
+				return err
+			}
+			out := map[string]any{"standard": facts}
+			if !e.json {
+				facts.print(e)
+			}
+			for _, p := range pages {
+				v, err := u.VPD(e.ctx, p)
+				if err != nil {
+					if e.ctx.Err() != nil {
+						return err
+					}
+					v = scsi.VPD{}
+					out[fmt.Sprintf("%02x", p)] = map[string]string{"error": err.Error()}
+					if !e.json {
+						fmt.Fprintf(e.stdout, "page %02x: %s\n", p, err)
+					}
+					continue
+				}
+				facts := pageFacts(v)
+				out[fmt.Sprintf("%02x", p)] = facts
+				if !e.json {
+					facts.print(e)
+				}
+			}
+			if e.json {
+				return e.printJSON(out)
+			}
+			return nil
+		})
+		return func(e *env) (err error) {
+			if page != "" {
 				if p, err = strconv.ParseUint(page, 16, 8); err != nil {
 					return usagef("--page %s: want a page code of one or two hexadecimal digits", page)
 				}
@@ -39,65 +85,7 @@ b2 are decoded, others shown as bytes), or everything with --all.`,
 					return usagef("--page and --all exclude each other")
 				}
 			}
-			if err := l.check(); err != nil {
-				return err
-			}
-			return f.with(e, func(c *connection) error {
-				lun, err := l.lun(e.ctx, c.Session)
-				if err != nil {
-					return err
-				}
-				u := &disk.Unit{Session: c.Session, LUN: lun}
-				if page != "" {
-					return e.showPage(u, uint8(p))
-				}
-				q, err := u.Inquiry(e.ctx)
-				if err != nil {
-					return err
-				}
-				if q.Qualifier == scsi.QualifierNotThere {
-					return fmt.Errorf("LUN %s: the target has no such logical unit", lun)
-				}
-				facts := inquiryFacts(q)
-				if !all {
-					if e.json {
-						return e.printJSON(facts)
-					}
-					facts.print(e)
-					return nil
-				}
-				pages, err := u.SupportedVPD(e.ctx)
-				if err != nil {
-					return err
-				}
-				out := map[string]any{"standard": facts}
-				if !e.json {
-					facts.print(e)
-				}
-				for _, p := range pages {
-					v, err := u.VPD(e.ctx, p)
-					if err != nil {
-						if e.ctx.Err() != nil {
-							return err
-						}
-						v = scsi.VPD{}
-						out[fmt.Sprintf("%02x", p)] = map[string]string{"error": err.Error()}
-						if !e.json {
-							fmt.Fprintf(e.stdout, "page %02x: %s\n", p, err)
-						}
-						continue
-					}
-					facts := pageFacts(v)
-					out[fmt.Sprintf("%02x", p)] = facts
-					if !e.json {
-						facts.print(e)
-					}
-				}
-				if e.json {
-					return e.printJSON(out)
-				}
-				return nil
-			})
+			return act(e)
 		}
 	},
 }

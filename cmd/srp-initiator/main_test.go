@@ -19,6 +19,7 @@ import (
 	"srp-initiator/rdma/softroce"
 	targetemu "srp-initiator/target-emu"
 	"srp-initiator/target-emu/lun"
+	"srp-initiator/target-emu/lun/luntest"
 )
 
 // The test binary is the program too, when asked.
@@ -37,25 +38,7 @@ func emulate(t *testing.T, faults string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	units := &lun.Map{Simple: true}
-	for n, spec := range map[uint32]string{0: "ram:1m", 1: "ram:8m", 300: "ram:2m,bs=4096"} {
-		sp, err := lun.ParseSpec(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		st, err := lun.OpenStore(sp)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { st.Close() })
-		u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: fmt.Sprintf("unit%d", n)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := units.Add(n, u); err != nil {
-			t.Fatal(err)
-		}
-	}
+	units := luntest.Units(t, &lun.Map{Simple: true}, map[uint32]string{0: "ram:1m", 1: "ram:8m", 300: "ram:2m,bs=4096"})
 	f, err := targetemu.ParseFaults(faults)
 	if err != nil {
 		t.Fatal(err)

@@ -17,40 +17,26 @@ var readcapVerb = &verb{
 	example: `  srp-initiator readcap srp://10.0.0.1:5555/505400fffe123456 --lun 1
   srp-initiator readcap srp://10.0.0.1:5555/505400fffe123456 --json | jq .size`,
 	flags: func(fs *pflag.FlagSet) func(*env) error {
-		var f connectFlags
-		var l lunFlag
-		l.register(fs)
-		f.register(fs)
-		return func(e *env) error {
-			if err := l.check(); err != nil {
+		return unitVerb(fs, func(e *env, u *disk.Unit) error {
+			cap, err := u.Capacity(e.ctx)
+			if err != nil {
 				return err
 			}
-			return f.with(e, func(c *connection) error {
-				lun, err := l.lun(e.ctx, c.Session)
-				if err != nil {
-					return err
-				}
-				u := &disk.Unit{Session: c.Session, LUN: lun}
-				cap, err := u.Capacity(e.ctx)
-				if err != nil {
-					return err
-				}
-				out := newFacts("capacity of LUN " + lun.String())
-				out.add("last_lba", cap.LastLBA)
-				out.add("blocks", cap.Blocks())
-				out.add("block_size", cap.BlockSize)
-				out.add("size", cap.Size())
-				out.add("physical_block_exponent", cap.PhysExponent)
-				out.add("lowest_aligned_lba", cap.LowestAligned)
-				out.add("thin_provisioned", cap.Provisioned)
-				out.add("unmapped_reads_zero", cap.UnmappedZero)
-				out.add("protection_enabled", cap.ProtEnabled)
-				if e.json {
-					return e.printJSON(out)
-				}
-				out.print(e)
-				return nil
-			})
-		}
+			out := newFacts("capacity of LUN " + u.LUN.String())
+			out.add("last_lba", cap.LastLBA)
+			out.add("blocks", cap.Blocks())
+			out.add("block_size", cap.BlockSize)
+			out.add("size", cap.Size())
+			out.add("physical_block_exponent", cap.PhysExponent)
+			out.add("lowest_aligned_lba", cap.LowestAligned)
+			out.add("thin_provisioned", cap.Provisioned)
+			out.add("unmapped_reads_zero", cap.UnmappedZero)
+			out.add("protection_enabled", cap.ProtEnabled)
+			if e.json {
+				return e.printJSON(out)
+			}
+			out.print(e)
+			return nil
+		})
 	},
 }

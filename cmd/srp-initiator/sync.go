@@ -26,24 +26,11 @@ var syncVerb = &verb{
 
 // diskVerb is a verb on one disk.
 func diskVerb(fs *pflag.FlagSet, do func(*env, *disk.Disk) error) func(*env) error {
-	var f connectFlags
-	var l lunFlag
-	l.register(fs)
-	f.register(fs)
-	return func(e *env) error {
-		if err := l.check(); err != nil {
+	return unitVerb(fs, func(e *env, u *disk.Unit) error {
+		d, err := disk.Open(e.ctx, u.Session, u.LUN)
+		if err != nil {
 			return err
 		}
-		return f.with(e, func(c *connection) error {
-			lun, err := l.lun(e.ctx, c.Session)
-			if err != nil {
-				return err
-			}
-			d, err := disk.Open(e.ctx, c.Session, lun)
-			if err != nil {
-				return err
-			}
-			return do(e, d)
-		})
-	}
+		return do(e, d)
+	})
 }

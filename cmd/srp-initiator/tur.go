@@ -17,35 +17,23 @@ var turVerb = &verb{
 shows the first answer.`,
 	example: "  srp-initiator tur srp://10.0.0.1:5555/505400fffe123456 --lun 1 && echo ready",
 	flags: func(fs *pflag.FlagSet) func(*env) error {
-		var f connectFlags
-		var l lunFlag
 		var once bool
-		l.register(fs)
 		fs.BoolVar(&once, "once", false, "do not retry unit attentions")
-		f.register(fs)
-		return func(e *env) error {
-			if err := l.check(); err != nil {
+		return unitVerb(fs, func(e *env, u *disk.Unit) error {
+			var err error
+			if once {
+				err = u.Session.Do(e.ctx, &srp.Command{LUN: u.LUN, CDB: scsi.TestUnitReady()})
+			} else {
+				_, err = u.Exec(e.ctx, scsi.TestUnitReady(), srp.NoData, nil)
+			}
+			if err != nil {
 				return err
 			}
-			return f.with(e, func(c *connection) error {
-				lun, err := l.lun(e.ctx, c.Session)
-				if err != nil {
-					return err
-				}
-				if once {
-					err = c.Do(e.ctx, &srp.Command{LUN: lun, CDB: scsi.TestUnitReady()})
-				} else {
-					_, err = (&disk.Unit{Session: c.Session, LUN: lun}).Exec(e.ctx, scsi.TestUnitReady(), srp.NoData, nil)
-				}
-				if err != nil {
-					return err
-				}
-				if e.json {
-					return e.printJSON(map[string]any{"lun": lun.String(), "ready": true})
-				}
-				fmt.Fprintf(e.stdout, "LUN %s is ready\n", lun)
-				return nil
-			})
-		}
+			if e.json {
+				return e.printJSON(map[string]any{"lun": u.LUN.String(), "ready": true})
+			}
+			fmt.Fprintf(e.stdout, "LUN %s is ready\n", u.LUN)
+			return nil
+		})
 	},
 }

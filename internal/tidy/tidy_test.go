@@ -65,9 +65,10 @@ var allowed = map[string][]string{
 	"srp/scsi":   {},
 	"srp/disk":   {"srp", "srp/scsi", "completion"},
 
-	"target-emu":     {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi", "target-emu/lun"},
-	"target-emu/lun": {"rdma/hostmem", "srp/scsi", "golang.org/x/sys/unix"},
-	"bench":          {"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot/...", "rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix"},
+	"target-emu":             {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi", "target-emu/lun"},
+	"target-emu/lun":         {"rdma/hostmem", "srp/scsi", "golang.org/x/sys/unix"},
+	"target-emu/lun/luntest": {"target-emu/lun"},
+	"bench":                  {"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot/...", "rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix"},
 
 	"bench/limit":  {"github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"bench/splice": {},
@@ -87,7 +88,7 @@ var deviceFamily = []string{"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/int
 
 // testOnly packages are imported by tests and by each other alone.
 var testOnly = []string{"rdma/softroce/simnet", "rdma/cm/cmtest", "rdma/verbs/uverbs/internal/golden", "rdma/softroce/simlink", "rdma/verbs/uverbs/mlxtest",
-	"rdma/verbs/uverbs/internal/golden", "rdma/verbs/uverbs/internal/storetrace", "internal/require", "internal/vmtest"}
+	"rdma/verbs/uverbs/internal/golden", "rdma/verbs/uverbs/internal/storetrace", "internal/require", "internal/vmtest", "target-emu/lun/luntest"}
 
 // pure packages are protocol brains: time, randomness and the network are arguments there.
 var pure = []string{"rdma/softroce/rc", "rdma/softroce/packet", "srp/iu", "srp/scsi"}

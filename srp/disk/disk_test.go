@@ -19,6 +19,7 @@ import (
 	"srp-initiator/srp/scsi"
 	targetemu "srp-initiator/target-emu"
 	"srp-initiator/target-emu/lun"
+	"srp-initiator/target-emu/lun/luntest"
 )
 
 // target starts a target-emu with units on softroce and returns how to log in to it.
@@ -60,25 +61,6 @@ func target(t testing.TB, faults string, units *lun.Map) func(change ...func(*sr
 		t.Cleanup(func() { s.Close() })
 		return s
 	}
-}
-
-func unit(t testing.TB, spec string, cfg lun.Config) *lun.Unit {
-	t.Helper()
-	sp, err := lun.ParseSpec(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := lun.OpenStore(sp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { st.Close() })
-	cfg.BlockSize = sp.BlockSize
-	u, err := lun.New(st, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
 }
 
 func units(t testing.TB, us ...*lun.Unit) *lun.Map {
@@ -171,7 +153,7 @@ func TestDisk(t *testing.T) {
 	for _, spec := range []string{"ram:4m", "ram:4m,bs=4096"} {
 		for _, m := range completion.Modes() {
 			t.Run(fmt.Sprintf("%s/%s", spec, m), func(t *testing.T) {
-				login := target(t, "", units(t, unit(t, spec, lun.Config{})))
+				login := target(t, "", units(t, luntest.Unit(t, spec, lun.Config{})))
 				s := login(func(o *srp.LoginOptions) {
 					o.Completion.Mode, o.ChannelCount, o.MaxSectors, o.MaxCmdPerLUN = m, 2, 128, 5
 				})
@@ -185,7 +167,7 @@ func TestDisk(t *testing.T) {
 func TestLimits(t *testing.T) {
 	limits := scsi.BlockLimits{MaxTransfer: 8, OptimalTransfer: 7, MaxUnmapBlocks: 1000, MaxUnmapDescriptors: 1, OptimalUnmapGranularity: 128,
 		UnmapAlignment: 8, UnmapAlignmentValid: true, MaxWriteSame: 256, WSNZ: true}
-	login := target(t, "", units(t, unit(t, "ram:2m", lun.Config{Limits: &limits})))
+	login := target(t, "", units(t, luntest.Unit(t, "ram:2m", lun.Config{Limits: &limits})))
 	d := open(t, login(), 0)
 	if d.MaxTransfer() != 4096 {
 		t.Errorf("transfers of %d bytes", d.MaxTransfer())
@@ -205,7 +187,7 @@ func TestRetries(t *testing.T) {
 		cmd op=read nth=9 : status task-set-full
 		cmd op=read nth=10 : status task-aborted
 		cmd op=read nth=11 : sense aborted-command 47/03
-		cmd op=write : status reservation-conflict`, units(t, unit(t, "ram:1m", lun.Config{})))
+		cmd op=write : status reservation-conflict`, units(t, luntest.Unit(t, "ram:1m", lun.Config{})))
 	d := open(t, login(), 0)
 	b := make([]byte, 512)
 	for i := range 12 {
@@ -222,7 +204,7 @@ func TestRetries(t *testing.T) {
 
 // BUSY for ever ends with the command's time limit.
 func TestBusyForEver(t *testing.T) {
-	login := target(t, "cmd op=read : status busy", units(t, unit(t, "ram:1m", lun.Config{})))
+	login := target(t, "cmd op=read : status busy", units(t, luntest.Unit(t, "ram:1m", lun.Config{})))
 	d := open(t, login(func(o *srp.LoginOptions) { o.CommandTimeout = 500 * time.Millisecond }), 0)
 	began := time.Now()
 	var se *scsi.StatusError
@@ -234,7 +216,7 @@ func TestBusyForEver(t *testing.T) {
 
 // Success with bytes missing is no success.
 func TestShortTransfer(t *testing.T) {
-	login := target(t, "cmd op=read : residual in-under=512", units(t, unit(t, "ram:1m", lun.Config{})))
+	login := target(t, "cmd op=read : residual in-under=512", units(t, luntest.Unit(t, "ram:1m", lun.Config{})))
 	d := open(t, login(), 0)
 	if n, err := d.ReadAt(make([]byte, 4096), 0); err == nil || n != 4096-512 {
 		t.Errorf("%d bytes, %v", n, err)
@@ -242,7 +224,7 @@ func TestShortTransfer(t *testing.T) {
 }
 
 func TestStripe(t *testing.T) {
-	login := target(t, "", units(t, unit(t, "ram:1m", lun.Config{}), unit(t, "ram:1m", lun.Config{}), unit(t, "ram:1200k", lun.Config{})))
+	login := target(t, "", units(t, luntest.Unit(t, "ram:1m", lun.Config{}), luntest.Unit(t, "ram:1m", lun.Config{}), luntest.Unit(t, "ram:1200k", lun.Config{})))
 	a, b := login(), login(func(o *srp.LoginOptions) { o.InitiatorExt = 2 })
 	members := []disk.Device{open(t, a, 0), open(t, b, 1), open(t, a, 2)}
 	s, err := disk.NewStripe(members, 16<<10)
@@ -272,7 +254,7 @@ func TestStripe(t *testing.T) {
 // A path is lost under load and comes back; no write gets lost.
 func TestMultipath(t *testing.T) {
 	for _, policy := range []disk.Policy{disk.RoundRobin, disk.LeastQueue} {
-		u := unit(t, "ram:4m", lun.Config{Serial: "shared"})
+		u := luntest.Unit(t, "ram:4m", lun.Config{Serial: "shared"})
 		one := target(t, "cmd op=write nth=30 : vanish 700ms", units(t, u))
 		two := target(t, "", units(t, u))
 		quick := func(o *srp.LoginOptions) {
@@ -311,7 +293,7 @@ func TestMultipath(t *testing.T) {
 			t.Errorf("%+v: both paths carry requests, and the first failed", st)
 		}
 	}
-	other := target(t, "", units(t, unit(t, "ram:4m", lun.Config{Serial: "a"}), unit(t, "ram:4m", lun.Config{Serial: "b"})))
+	other := target(t, "", units(t, luntest.Unit(t, "ram:4m", lun.Config{Serial: "a"}), luntest.Unit(t, "ram:4m", lun.Config{Serial: "b"})))
 	s := other()
 	if _, err := disk.NewMultipath(context.Background(), []*disk.Disk{open(t, s, 0), open(t, s, 1)}, disk.RoundRobin); err == nil {
 		t.Error("two different units accepted as paths of one")
