@@ -125,7 +125,7 @@ func (q *QP) advance(now Time, psn packet.PSN) {
 	if s.nxt.Before(psn) {
 		s.seek(psn)
 	}
-	s.implied = false
+	s.implied, s.excused = false, false
 	s.rnrAt = Never
 	q.armTimer(now)
 	q.retire()

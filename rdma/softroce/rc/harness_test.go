@@ -1,6 +1,7 @@
 package rc
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -136,6 +137,7 @@ type endpoint struct {
 	batched    bool
 	pumped     bool
 	timer      Time
+	still      Time // until then neither packets nor timers are seen
 	buf        [packet.Max]byte
 	pkt        packet.Packet
 	done       []completion
@@ -187,6 +189,11 @@ func (e *endpoint) Complete(wc *verbs.WorkCompletion, recv, solicited bool) {
 func (e *endpoint) Event(t verbs.AsyncEventType) { e.events = append(e.events, t) }
 
 func (e *endpoint) arrive(from netip.AddrPort, b []byte) {
+	if e.now() < e.still {
+		late := bytes.Clone(b)
+		e.net.After(time.Duration(e.still-e.now()), func() { e.arrive(from, late) })
+		return
+	}
 	if len(b) < packet.BTHLen+packet.ICRCLen || len(b)&3 != 0 {
 		e.badICRC++
 		return
@@ -230,7 +237,12 @@ func (e *endpoint) after() {
 	}
 	if d := q.Deadline(); d < e.timer {
 		e.timer = d
-		e.net.After(time.Duration(d-e.now()), func() {
+		var run func()
+		run = func() {
+			if e.now() < e.still { // then behind the packets, as a device does
+				e.net.After(time.Duration(e.still-e.now())+1, run)
+				return
+			}
 			e.timer = Never
 			if q.Deadline() <= e.now() {
 				q.Tick(e.now())
@@ -239,7 +251,8 @@ func (e *endpoint) after() {
 				}
 			}
 			e.after()
-		})
+		}
+		e.net.After(time.Duration(d-e.now()), run)
 	}
 }
 

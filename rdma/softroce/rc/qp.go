@@ -317,6 +317,7 @@ func (q *QP) Tick(now Time) {
 		q.transmit(now)
 	case s.rtxAt <= now && q.blocked: // this end did not get to send
 		q.armTimer(now)
+	case s.late(now):
 	case s.rtxAt <= now:
 		q.stats.Timeouts++
 		s.sawLoss(now)

@@ -54,6 +54,7 @@ type requester struct {
 	reads, maxReads            int // READ requests that wait for responses
 	readWQEs                   int // started READ work requests in the ring; a fence waits for 0
 	rtxAt, rnrAt, earlyAt      Time
+	excused                    bool // a timer was late since una moved or the cursor went back, see late
 	timeout                    time.Duration
 	retries, retryMax          uint8
 	rnr, rnrMax                uint8
@@ -97,7 +98,7 @@ func (s *requester) stopTimers() { s.rtxAt, s.rnrAt, s.earlyAt = Never, Never, N
 func (s *requester) reset() {
 	s.stopTimers()
 	s.head, s.cur, s.tail, s.curPkt = 0, 0, 0, 0
-	s.sinceAckReq, s.reads, s.readWQEs, s.implied = 0, 0, 0, false
+	s.sinceAckReq, s.reads, s.readWQEs, s.implied, s.excused = 0, 0, 0, false, false
 	s.lossyUntil, s.srtt, s.rttvar, s.rtt0, s.sampling, s.wentAt, s.backoff = 0, 0, 0, 0, false, 0, 0
 }
 
@@ -435,6 +436,25 @@ func (q *QP) goBack(now Time) {
 	s.seek(s.una)
 	s.sinceAckReq = 0
 	s.wentAt = now
+	s.excused = false
+}
+
+// lateness is how late a timer must be noticed to say that this end stood still: more than timers are off on a machine that runs.
+const lateness = 2 * time.Millisecond
+
+// late sees to a timer that is noticed long after it expired, once: this end, and often the whole machine and the peer with it, stood still (a virtual CPU that
+// its host forgot, a stopped process), so that the timer says nothing about the peer. He gets as much time as this end was late, and at most another timeout.
+func (s *requester) late(now Time) bool {
+	by := time.Duration(now - min(s.rtxAt, s.earlyAt))
+	if s.excused || by < lateness {
+		return false
+	}
+	s.excused = true
+	if s.rtxAt <= now {
+		s.rtxAt = now.Add(min(by, s.timeout))
+	}
+	s.armEarly(now)
+	return true
 }
 
 // retry goes back because of the ACK timeout, or gives up when the retry counter is used up. Going back because of a NAK does not

@@ -192,84 +192,110 @@ func TestQuietLink(t *testing.T) {
 		seeds = 6
 	}
 	for seed := range seeds {
-		r := rand.New(rand.NewPCG(seed, 5))
-		net := simnet.New(seed)
-		window := 2 + r.IntN(MaxWindow-1)
-		const wireMax = 1024 + packet.HeaderMax + packet.TrailerMax
-		net.SetDefault(simnet.Faults{Delay: 20 * time.Microsecond, Jitter: 5 * time.Microsecond, Bandwidth: 1e9, Queue: 2 * window * wireMax})
-		var ends [2]*endpoint
-		for i := range ends {
-			self, peer := addrA, addrB
-			if i == 1 {
-				self, peer = peer, self
-			}
-			tune := Tuning{Window: window}
-			if r.IntN(2) == 0 {
-				tune.AckDelay = 50 * time.Microsecond
-			}
-			tune.AckUnasked, tune.AskRarely = 200*time.Microsecond, r.IntN(2) == 0
-			e := newEndpoint(net, r, self, peer, Config{QPN: uint32(i + 1), Cap: verbs.QPCap{MaxSendWR: 64, MaxRecvWR: 200, MaxSendSGE: 1, MaxRecvSGE: 1}, Tuning: tune}, newTestMemory(7))
-			e.batchDelay = 3 * time.Microsecond
-			e.refuse = 0.02
-			ends[i] = e
+		quietLink(t, seed, false)
+	}
+}
+
+// Nor is anything sent twice because the machine stood still for longer than the ACK timeout, both ends at once, with requests under way.
+func TestStandstill(t *testing.T) {
+	seeds := uint64(40)
+	if testing.Short() {
+		seeds = 6
+	}
+	for seed := range seeds {
+		quietLink(t, seed, true)
+	}
+}
+
+func quietLink(t *testing.T, seed uint64, standstills bool) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 5))
+	net := simnet.New(seed)
+	window := 2 + r.IntN(MaxWindow-1)
+	const wireMax = 1024 + packet.HeaderMax + packet.TrailerMax
+	net.SetDefault(simnet.Faults{Delay: 20 * time.Microsecond, Jitter: 5 * time.Microsecond, Bandwidth: 1e9, Queue: 2 * window * wireMax})
+	var ends [2]*endpoint
+	for i := range ends {
+		self, peer := addrA, addrB
+		if i == 1 {
+			self, peer = peer, self
 		}
-		at := baseAttr()
-		at.Timeout = 14 // 67 ms
-		if err := connect(ends[0], ends[1], verbs.MTU1024, 0xffff80, 7, at); err != nil {
-			t.Fatal(err)
+		tune := Tuning{Window: window}
+		if r.IntN(2) == 0 {
+			tune.AckDelay = 50 * time.Microsecond
 		}
-		left := 0
-		for i, e := range ends {
-			data := e.mem.register(bytes.Repeat([]byte{byte(i)}, 1<<20), allAccess)
-			peer := ends[1-i]
-			target := peer.mem.register(make([]byte, 1<<20), allAccess)
-			for range 100 {
-				e.qp.PostRecv([]verbs.RecvWorkRequest{{SGList: []verbs.SGE{data.sge(0, 0)}}})
+		tune.AckUnasked, tune.AskRarely = 200*time.Microsecond, r.IntN(2) == 0
+		e := newEndpoint(net, r, self, peer, Config{QPN: uint32(i + 1), Cap: verbs.QPCap{MaxSendWR: 64, MaxRecvWR: 200, MaxSendSGE: 1, MaxRecvSGE: 1}, Tuning: tune}, newTestMemory(7))
+		e.batchDelay = 3 * time.Microsecond
+		e.refuse = 0.02
+		ends[i] = e
+	}
+	at := baseAttr()
+	at.Timeout = 14 // 67 ms
+	if err := connect(ends[0], ends[1], verbs.MTU1024, 0xffff80, 7, at); err != nil {
+		t.Fatal(err)
+	}
+	if standstills {
+		timeout := AckTimeout(at.Timeout)
+		var stand func()
+		stand = func() {
+			until := ends[0].now().Add(timeout*11/10 + time.Duration(r.Int64N(int64(3*timeout))))
+			ends[0].still, ends[1].still = until, until
+			net.After(time.Duration(until-ends[0].now())+time.Duration(r.Int64N(int64(4*time.Millisecond))), stand)
+		}
+		net.After(time.Millisecond, stand)
+	}
+	left := 0
+	for i, e := range ends {
+		data := e.mem.register(bytes.Repeat([]byte{byte(i)}, 1<<20), allAccess)
+		peer := ends[1-i]
+		target := peer.mem.register(make([]byte, 1<<20), allAccess)
+		for range 100 {
+			e.qp.PostRecv([]verbs.RecvWorkRequest{{SGList: []verbs.SGE{data.sge(0, 0)}}})
+		}
+		ops := 60
+		left += ops
+		post := func() {
+			for ops > 0 {
+				n := r.IntN(200 << 10)
+				wr := verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{data.sge(0, n)}, RemoteAddr: target.addr, RKey: target.key}
+				switch r.IntN(3) {
+				case 0:
+					wr.Opcode = verbs.OpRDMARead
+				case 1:
+					wr.Opcode, wr.SGList = verbs.OpSend, nil
+				}
+				if k, _ := e.qp.PostSend(e.now(), []verbs.SendWorkRequest{wr}); k == 0 {
+					break
+				}
+				ops--
 			}
-			ops := 60
-			left += ops
-			post := func() {
-				for ops > 0 {
-					n := r.IntN(200 << 10)
-					wr := verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{data.sge(0, n)}, RemoteAddr: target.addr, RKey: target.key}
-					switch r.IntN(3) {
-					case 0:
-						wr.Opcode = verbs.OpRDMARead
-					case 1:
-						wr.Opcode, wr.SGList = verbs.OpSend, nil
-					}
-					if k, _ := e.qp.PostSend(e.now(), []verbs.SendWorkRequest{wr}); k == 0 {
-						break
-					}
-					ops--
+		}
+		e.handle = func() {
+			for _, c := range e.done {
+				if c.wc.Status != verbs.WCSuccess {
+					t.Fatalf("%+v", c)
+				}
+				if !c.recv {
+					left--
 				}
 			}
-			e.handle = func() {
-				for _, c := range e.done {
-					if c.wc.Status != verbs.WCSuccess {
-						t.Fatalf("%+v", c)
-					}
-					if !c.recv {
-						left--
-					}
-				}
-				e.done = e.done[:0]
-				net.After(0, func() { post(); e.after() })
-			}
+			e.done = e.done[:0]
 			net.After(0, func() { post(); e.after() })
 		}
-		if !net.Run(30*time.Second, func() bool { return left == 0 }) {
-			t.Fatalf("seed %d: %d requests not done: %+v %+v", seed, left, ends[0].qp.Stats(), ends[1].qp.Stats())
+		net.After(0, func() { post(); e.after() })
+	}
+	if !net.Run(30*time.Second, func() bool { return left == 0 }) {
+		t.Fatalf("seed %d: %d requests not done: %+v %+v", seed, left, ends[0].qp.Stats(), ends[1].qp.Stats())
+	}
+	net.Run(net.Now()+time.Second, nil)
+	for i, e := range ends {
+		st := e.qp.Stats()
+		if st.Retransmits+st.Timeouts+st.ImpliedNaks+st.TxNakSequence+st.Duplicates+st.OutOfOrder+st.Dropped != 0 {
+			t.Errorf("seed %d, side %d: %+v", seed, i, st)
 		}
-		net.Run(net.Now()+time.Second, nil)
-		for i, e := range ends {
-			st := e.qp.Stats()
-			if st.Retransmits+st.Timeouts+st.ImpliedNaks+st.TxNakSequence+st.Duplicates+st.OutOfOrder+st.Dropped != 0 {
-				t.Errorf("seed %d, side %d: %+v", seed, i, st)
-			}
-			if ns := net.Stats(e.port.Addr().Addr(), e.peer.Addr()); ns.Overflowed != 0 {
-				t.Errorf("seed %d, side %d: %d packets did not fit a link that holds a window", seed, i, ns.Overflowed)
-			}
+		if ns := net.Stats(e.port.Addr().Addr(), e.peer.Addr()); ns.Overflowed != 0 {
+			t.Errorf("seed %d, side %d: %d packets did not fit a link that holds a window", seed, i, ns.Overflowed)
 		}
 	}
 }

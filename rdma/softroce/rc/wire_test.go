@@ -413,6 +413,46 @@ func TestRetryExceeded(t *testing.T) {
 	}
 }
 
+// A timer that is noticed late gives the peer as long as it was late, at most a timeout, and once; then it is a timeout like any other.
+func TestLateTimer(t *testing.T) {
+	timeout := AckTimeout(10) // 4.2 ms
+	for _, late := range []time.Duration{lateness - 1, lateness, 100 * timeout} {
+		r := newRig(t, func(a *verbs.QPAttr) { a.RetryCount = 1 }, Tuning{})
+		r.post(verbs.OpSend, 4)
+		r.expect("SEND Only psn 40 len 4")
+		for range 2 { // the second time it retries
+			if late >= lateness {
+				r.now = r.q.Deadline().Add(late)
+				r.expire()
+				r.expect()
+				if d := time.Duration(r.q.Deadline() - r.now); d != min(late, timeout) {
+					t.Fatalf("%v late: %v more", late, d)
+				}
+			}
+			r.now = r.q.Deadline().Add(late)
+			r.expire()
+			if r.q.State() != verbs.QPReadyToSend {
+				break
+			}
+			r.expect("SEND Only psn 40 len 4")
+		}
+		r.statuses(verbs.WCRetryExceeded)
+		if s := r.q.Stats(); s.Timeouts != 2 || s.Retransmits != 1 {
+			t.Errorf("%v late: %+v", late, s)
+		}
+	}
+	// What comes meanwhile is in time.
+	r := newRig(t, nil, Tuning{})
+	r.post(verbs.OpSend, 4)
+	r.now = r.q.Deadline().Add(time.Second)
+	r.expire()
+	r.take(wire{op: packet.Acknowledge, psn: 40, syn: 0x1f})
+	r.statuses(ok)
+	if s := r.q.Stats(); s.Timeouts != 0 || r.q.Deadline() != Never {
+		t.Errorf("%+v, deadline %d", s, r.q.Deadline())
+	}
+}
+
 func TestGoBackN(t *testing.T) {
 	r := newRig(t, nil, Tuning{})
 	r.post(verbs.OpSend, 700)
