@@ -323,10 +323,7 @@ func (ch *channel) release() {
 	for i := range ch.cmds {
 		if c := &ch.cmds[i]; c.state != cmdFree {
 			c.endTask()
-			if c.tmf != nil {
-				ch.t.taskDone(c.tmf, nil)
-				c.tmf = nil
-			}
+			ch.settle(c, nil)
 			c.state = cmdFree
 		}
 	}

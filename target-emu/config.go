@@ -56,6 +56,8 @@ const (
 	breakTime = 10 * time.Second
 	// loginTimeout ends a login whose peer does not finish it.
 	loginTimeout = 10 * time.Second
+	// supersededGrace is how much longer a login may take after the same initiator port has sent another one.
+	supersededGrace = time.Second
 )
 
 // Config says what target port to be. The zero value of each field is a good default, except Units.

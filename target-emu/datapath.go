@@ -33,12 +33,13 @@ import (
 type cmdState uint8
 
 const (
-	cmdFree   cmdState = iota
-	cmdActive          // in the hands of the handler
-	cmdQueued          // in waitLarge or waitSQ
-	cmdMoving          // RDMA requests in flight that will call stepDone
-	cmdHeld            // the answer is held back by a fault
-	cmdSent            // response posted
+	cmdFree    cmdState = iota
+	cmdActive           // in the hands of the handler
+	cmdQueued           // in waitLarge or waitSQ
+	cmdMoving           // RDMA requests in flight that will call stepDone
+	cmdHeld             // the answer is held back by a fault
+	cmdFencing          // PREEMPT AND ABORT, executed, until the others' commands have ended
+	cmdSent             // response posted
 )
 
 type cmdPhase uint8
@@ -66,8 +67,8 @@ type command struct {
 	solNot  iu.SolicitedNotification
 	number  uint32 // LUN
 	unit    *chanUnit
-	tmf     *taskMgmt // waits for this command to end
-	verdict *verdict  // faults that apply
+	tmfs    []*taskMgmt // wait for this command to end
+	verdict *verdict    // faults that apply
 
 	task    lun.Task
 	descs   []iu.Descriptor
@@ -232,7 +233,7 @@ func (ch *channel) take() *command {
 	ch.free = ch.free[:len(ch.free)-1]
 	c.state, c.phase = cmdActive, phaseAnswer
 	c.dead, c.tas, c.isTMF, c.open, c.direct, c.out = false, false, false, false, false, false
-	c.unit, c.tmf, c.verdict, c.descs, c.bye, c.rspCode = nil, nil, nil, nil, nil, 0
+	c.unit, c.verdict, c.descs, c.bye, c.rspCode = nil, nil, nil, nil, 0
 	c.desc, c.descOff, c.want, c.moved, c.step, c.cut, c.bufLen = 0, 0, 0, 0, 0, 0, 0
 	return c
 }
@@ -380,12 +381,24 @@ func (ch *channel) immediate(c *command, b []byte) {
 	t := &c.task
 	data = data[:t.OutLen]
 	ch.count.bytesOut.Add(uint64(len(data)))
+	c.moved = t.OutLen
 	if t.Way == lun.WayWhole {
-		t.FinishOut(data)
-	} else if t.WriteChunk(data, 0) {
+		ch.whole(c, data)
+		return
+	}
+	if t.WriteChunk(data, 0) {
 		t.FinishStream()
 	}
-	c.moved = t.OutLen
+	ch.answer(c)
+}
+
+// whole executes a command whose data-out is all there.
+func (ch *channel) whole(c *command, data []byte) {
+	c.task.FinishOut(data)
+	if ports := c.task.Preempted(); len(ports) > 0 {
+		ch.preemptAbort(c, ports)
+		return
+	}
 	ch.answer(c)
 }
 
@@ -672,7 +685,7 @@ func (ch *channel) move(c *command) {
 	if last && ch.deferred(c) {
 		return
 	}
-	if !ch.room(c, wrs+1) {
+	if !ch.room(c, wrs+c.verdict.units(ch.sqDepth)) {
 		return
 	}
 	t := &c.task
@@ -702,14 +715,15 @@ func (ch *channel) stepDone(c *command) {
 		return
 	}
 	c.state = cmdActive
-	if c.phase == phaseTable {
-		ch.tableDone(c)
-		return
-	}
 	t := &c.task
 	if c.tas {
 		t.SetStatus(scsi.StatusTaskAborted)
 		ch.answer(c)
+		ch.settle(c, ch)
+		return
+	}
+	if c.phase == phaseTable {
+		ch.tableDone(c)
 		return
 	}
 	if c.out {
@@ -721,10 +735,10 @@ func (ch *channel) stepDone(c *command) {
 		c.moved += c.step
 		if c.moved == c.want {
 			if t.Way == lun.WayWhole {
-				t.FinishOut(ch.largeBuf(c)[:c.want])
-			} else {
-				t.FinishStream()
+				ch.whole(c, ch.largeBuf(c)[:c.want])
+				return
 			}
+			t.FinishStream()
 			ch.answer(c)
 			return
 		}
@@ -734,14 +748,14 @@ func (ch *channel) stepDone(c *command) {
 
 // drop ends an aborted command without a response.
 func (ch *channel) drop(c *command) {
-	m := c.tmf
-	c.tmf = nil
 	ch.count.outstanding.Add(-1)
 	ch.count.aborted.Add(1)
 	ch.saved++
 	ch.limit--
+	waiters := c.tmfs // before the slot is somebody else's
+	c.tmfs = nil
 	ch.release1(c)
-	if m != nil {
+	for _, m := range waiters {
 		ch.t.taskDone(m, ch)
 	}
 }
@@ -750,7 +764,7 @@ func (ch *channel) drop(c *command) {
 func (ch *channel) answer(c *command) {
 	c.phase = phaseAnswer
 	c.endTask()
-	if ch.deferred(c) || !ch.room(c, 1) {
+	if ch.deferred(c) || !ch.room(c, c.verdict.units(ch.sqDepth)) {
 		return
 	}
 	ch.send(c)
@@ -844,7 +858,7 @@ func (ch *channel) post(c *command, n int, solicited bool) {
 		ch.wrs[len(ch.wrs)-1].Flags |= verbs.SendSolicited
 	}
 	ch.sinceSignal++
-	signal := ch.sinceSignal >= signalEvery || c.bye != nil || c.large != noLarge || len(ch.free) < 2*signalEvery || ch.sqFree < ch.sqDepth/2
+	signal := ch.sinceSignal >= signalEvery || c.bye != nil || c.large != noLarge || len(ch.free) < 2*signalEvery || ch.sqFree <= ch.sqDepth/2
 	c.state = cmdSent
 	ch.closeGroup(c, true, signal)
 }

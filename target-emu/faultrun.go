@@ -55,6 +55,14 @@ type verdict struct {
 	dups         int64
 }
 
+// units is how many SENDs the answer may take, as far as a send queue of depth has room for what a script wants beside the largest step.
+func (v *verdict) units(depth int) int {
+	if v == nil {
+		return 1
+	}
+	return 1 + max(0, min(len(v.sends)+int(v.dups), depth/2-maxStepWRs-1))
+}
+
 func newFaultRun(t *Target, f *Faults) *faultRun {
 	r := &faultRun{t: t}
 	for i := range f.rules {
@@ -442,7 +450,9 @@ func (ch *channel) spoil(c *command, b []byte) {
 func (ch *channel) distort(c *command, r *iu.Response) int {
 	v := c.verdict
 	for i := range v.sends {
-		ch.sendFault(v.sends[i])
+		if ch.sqFree > 1 { // the response's own place
+			ch.sendFault(v.sends[i])
+		}
 	}
 	short, raw := 0, []byte(nil)
 	for i := range v.edits {

@@ -52,6 +52,7 @@ type Target struct {
 
 	logins, rejected, ended atomic.Uint64
 	pending                 atomic.Int32 // logins under way
+	arrivals                uint64       // acceptLoop's: logins that came
 }
 
 // nexus is an I_T nexus: all channels between one initiator port and this target port.
@@ -61,6 +62,7 @@ type nexus struct {
 	chans     []*channel  // guarded by Target.mu
 	refs      int         // guarded by Target.mu: channels and logins under way
 	next      int         // guarded by Target.mu: number of the next channel
+	first     uint64      // guarded by Target.mu: arrival of the last single-channel login; what came before it is superseded
 }
 
 // New makes a target port on ctx and starts listening; Serve takes the logins.
@@ -98,7 +100,6 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 	}()
 	for _, num := range cfg.Units.Numbers() {
 		u := cfg.Units.Find(num)
-		u.AbortNexus = t.abortNexus
 		if _, ok := t.regions[u]; ok {
 			continue
 		}
@@ -196,12 +197,14 @@ func (t *Target) acceptLoop(ctx context.Context) error {
 			continue
 		}
 		t.pending.Add(1)
-		t.wg.Go(func() { t.login(ctx, conn) })
+		t.arrivals++
+		arrival := t.arrivals
+		t.wg.Go(func() { t.login(ctx, conn, arrival) })
 	}
 }
 
-// login takes one connection request to its end.
-func (t *Target) login(ctx context.Context, conn cm.Conn) {
+// login takes one connection request to its end. arrival is its place in the order in which they came, which its goroutine may be overtaken in.
+func (t *Target) login(ctx context.Context, conn cm.Conn, arrival uint64) {
 	counted := true
 	defer func() {
 		if counted {
@@ -225,7 +228,7 @@ func (t *Target) login(ctx context.Context, conn cm.Conn) {
 		_ = conn.Close()
 		return
 	}
-	ch, rej := t.admit(ctx, conn, &req)
+	ch, rej := t.admit(ctx, conn, &req, arrival)
 	if rej != nil {
 		if rej.ignore {
 			t.sleep(ctx, loginTimeout)
@@ -264,7 +267,7 @@ func (t *Target) reject(conn cm.Conn, tag uint64, r *rejection) {
 }
 
 // admit checks a login, makes its channel and accepts the connection. Both results are nil when the peer went away meanwhile.
-func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq) (*channel, *rejection) {
+func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq, arrival uint64) (*channel, *rejection) {
 	if rej := t.judge(req, peerAddr(conn)); rej != nil {
 		return nil, rej
 	}
@@ -277,7 +280,7 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq) (*ch
 		}
 		rspRaw = raw
 	}
-	n, number, old, rej := t.join(req)
+	n, number, old, rej := t.join(req, arrival)
 	if rej != nil {
 		return nil, rej
 	}
@@ -316,11 +319,27 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq) (*ch
 	// The handler runs before the REP is sent: the initiator's first command may overtake its RTU.
 	ch.started = true
 	t.mu.Lock()
-	n.chans = append(n.chans, ch)
+	late := arrival < n.first // a later login did not see this one among the channels that it ends
+	if !late {
+		n.chans = append(n.chans, ch)
+	}
 	t.mu.Unlock()
+	if late {
+		ch.started = false
+		ch.release()
+		return nil, superseded()
+	}
 	if err = ch.inst.Start(); err == nil {
 		their := conn.Request()
 		actx, cancel := context.WithTimeout(ctx, loginTimeout)
+		go func() { // a later login does not wait long for a peer that may be dead
+			select {
+			case <-ch.stop:
+				t.sleep(actx, supersededGrace)
+				cancel()
+			case <-actx.Done():
+			}
+		}()
 		err = conn.Accept(actx, cm.ConnParam{
 			PrivateData: data, RetryCount: 7, RNRRetryCount: 7, FlowControl: true,
 			// At least one: with none a WRITE would wait for ever; a peer that really serves no READ refuses it, and that ends the channel.
@@ -346,7 +365,7 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq) (*ch
 }
 
 // join finds or makes the nexus of a login and counts the new channel against the limits. old are the channels that the nexus has.
-func (t *Target) join(req *iu.LoginReq) (n *nexus, number int, old []*channel, rej *rejection) {
+func (t *Target) join(req *iu.LoginReq, arrival uint64) (n *nexus, number int, old []*channel, rej *rejection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n = t.nexuses[req.InitiatorPort]
@@ -359,6 +378,8 @@ func (t *Target) join(req *iu.LoginReq) (n *nexus, number int, old []*channel, r
 		replaced = have
 	}
 	switch {
+	case n != nil && arrival < n.first:
+		return nil, 0, nil, superseded()
 	case !single && have >= t.cfg.MaxChannels:
 		return nil, 0, nil, &rejection{reason: iu.RejectChannelLimit, why: fmt.Sprintf("the initiator port has %d channels, which is the limit", have)}
 	case t.sessions-replaced >= t.cfg.MaxSessions:
@@ -375,11 +396,16 @@ func (t *Target) join(req *iu.LoginReq) (n *nexus, number int, old []*channel, r
 	n.refs++
 	old = slices.Clone(n.chans)
 	if single {
-		n.next = 0
+		n.next, n.first = 0, arrival
 	}
 	number = n.next
 	n.next++
 	return n, number, old, nil
+}
+
+// superseded refuses what an initiator sent before it logged in anew: its peer is gone, or waits for something else.
+func superseded() *rejection {
+	return &rejection{reason: iu.RejectUnableToEstablish, why: "a later login of the same initiator port has come"}
 }
 
 // leave takes a channel, or a login that came to nothing, off the books.

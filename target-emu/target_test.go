@@ -213,6 +213,16 @@ func loginBytes(port byte, target [16]byte, multi bool) []byte {
 // connect logs in with data; it returns the rejection's private data on refusal.
 func (p *peer) connect(r *rig, data []byte) (rej []byte) {
 	p.t.Helper()
+	rej, err := p.dial(r, data)
+	if err != nil {
+		p.t.Fatalf("connect: %v", err)
+	}
+	return rej
+}
+
+// dial is connect for logins that may come to nothing.
+func (p *peer) dial(r *rig, data []byte) (rej []byte, err error) {
+	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()
 	conn, err := p.f.Connector().Resolve(ctx, netip.AddrPort{}, cm.Addr{IP: r.target.Addr()})
@@ -230,12 +240,12 @@ func (p *peer) connect(r *rig, data []byte) (rej []byte) {
 	var re *cm.RejectError
 	switch {
 	case errors.As(err, &re):
-		return re.PrivateData
+		return re.PrivateData, nil
 	case err != nil:
-		p.t.Fatalf("connect: %v", err)
+		return nil, err
 	}
 	p.rsp = rep.PrivateData
-	return nil
+	return nil, nil
 }
 
 // wait waits until the target has n requests under way, on all channels together.

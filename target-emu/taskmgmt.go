@@ -1,6 +1,7 @@
 package targetemu
 
 import (
+	"slices"
 	"sync/atomic"
 
 	"srp-initiator/srp/iu"
@@ -17,12 +18,12 @@ import (
 // taskMgmt is a task management function under way.
 type taskMgmt struct {
 	ch      *channel
-	cmd     *command // the slot that will carry the response; nil when nobody waits (PREEMPT AND ABORT)
+	cmd     *command // the slot that will carry the response: the function's, or for PREEMPT AND ABORT the command's
 	fn      iu.TaskFunction
 	number  uint32
 	unit    *lun.Unit
 	tag     uint64
-	port    iu.PortID    // for PREEMPT AND ABORT: whose commands
+	ports   [][16]byte   // for PREEMPT AND ABORT: whose commands
 	pending atomic.Int32 // commands that must end first, and one for the function itself
 }
 
@@ -106,16 +107,20 @@ func (ch *channel) abort(v *command, m *taskMgmt, tas bool) {
 			return
 		}
 		fallthrough
+	case cmdFencing: // has done what it does; nobody waits for it, or two could wait for each other
+		if tas {
+			v.tas = true
+		} else {
+			v.dead = true
+		}
 	case cmdMoving:
 		if tas {
 			v.tas = true
 		} else {
 			v.dead = true
 		}
-		if v.tmf == nil {
-			v.tmf = m
-			m.pending.Add(1)
-		}
+		v.tmfs = append(v.tmfs, m)
+		m.pending.Add(1)
 	}
 }
 
@@ -125,14 +130,33 @@ func (t *Target) taskDone(m *taskMgmt, held *channel) {
 	if m.pending.Add(-1) > 0 {
 		return
 	}
-	if m.cmd == nil {
-		return
-	}
 	if held != nil && held == m.ch {
-		m.ch.answer(m.cmd)
+		m.ch.confirm(m.cmd)
 		return
 	}
 	t.manage(m)
+}
+
+// confirm answers what had to wait for other commands' end: a function, or PREEMPT AND ABORT, which may itself have been aborted meanwhile.
+func (ch *channel) confirm(c *command) {
+	c.state = cmdActive
+	switch {
+	case c.dead:
+		ch.drop(c)
+		return
+	case c.tas:
+		c.task.SetStatus(scsi.StatusTaskAborted)
+	}
+	ch.answer(c)
+}
+
+// settle tells the functions that wait for c that it has ended; held is as for taskDone.
+func (ch *channel) settle(c *command, held *channel) {
+	waiters := c.tmfs
+	c.tmfs = nil
+	for _, m := range waiters {
+		ch.t.taskDone(m, held)
+	}
 }
 
 // manage hands m to the task manager; it never blocks.
@@ -165,8 +189,8 @@ func (t *Target) taskManager() {
 			t.tmMu.Unlock()
 			if m.pending.Load() == 0 {
 				m.ch.mu.Lock()
-				if !m.ch.closing && m.cmd.state == cmdActive {
-					m.ch.answer(m.cmd)
+				if !m.ch.closing {
+					m.ch.confirm(m.cmd)
 					m.ch.flush()
 				}
 				m.ch.mu.Unlock()
@@ -181,14 +205,14 @@ func (t *Target) taskManager() {
 // perform aborts what m's function names, on every channel that it reaches.
 func (t *Target) perform(m *taskMgmt) {
 	for _, ch := range t.channels() {
-		own := m.ch != nil && ch.nexus == m.ch.nexus
+		own := ch.nexus == m.ch.nexus
 		switch m.fn {
 		case iu.AbortTask, iu.AbortTaskSet:
 			if !own {
 				continue
 			}
 		case preemptAbort:
-			if ch.nexus.initiator != m.port {
+			if !slices.Contains(m.ports, [16]byte(ch.nexus.initiator)) {
 				continue
 			}
 		}
@@ -203,7 +227,7 @@ func (t *Target) perform(m *taskMgmt) {
 				if v.state != cmdSent {
 					hit = true
 				}
-				ch.abort(v, m, !own && m.fn != preemptAbort)
+				ch.abort(v, m, !own)
 			}
 			ch.flush()
 		}
@@ -223,13 +247,11 @@ func (t *Target) perform(m *taskMgmt) {
 // preemptAbort is not a function on the wire: PREEMPT AND ABORT asks for it.
 const preemptAbort iu.TaskFunction = 0xff
 
-// abortNexus is lun.Unit.AbortNexus.
-func (t *Target) abortNexus(u *lun.Unit, port [16]byte) {
-	for _, num := range t.cfg.Units.Numbers() {
-		if t.cfg.Units.Find(num) == u {
-			m := &taskMgmt{fn: preemptAbort, number: num, unit: u, port: port}
-			m.pending.Store(1)
-			t.manage(m)
-		}
-	}
+// preemptAbort ends the commands that the initiator ports have on c's unit, and answers c when none of them touches the unit any more: whoever
+// has fenced others off must not be overtaken by what they had sent before.
+func (ch *channel) preemptAbort(c *command, ports [][16]byte) {
+	m := &taskMgmt{ch: ch, cmd: c, fn: preemptAbort, number: c.number, unit: c.unit.nexus.Unit(), ports: ports}
+	m.pending.Store(1)
+	c.state = cmdFencing
+	ch.t.manage(m)
 }

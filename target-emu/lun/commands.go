@@ -349,6 +349,10 @@ func (u *Unit) verify(t *Task) {
 	case t.tr.BytChk == 1:
 		t.Way, t.OutLen = WayVerify, int64(t.tr.Blocks)<<u.shift
 	case t.tr.BytChk == 3:
+		if m := u.limits.MaxWriteSame; m != 0 && uint64(t.tr.Blocks) > m { // the same work as WRITE SAME, and the same bound
+			t.badField(lengthField(t.tr.Op))
+			return
+		}
 		t.wholeOut(int64(u.blockSize))
 	default:
 		t.badField(1)

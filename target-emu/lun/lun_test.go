@@ -422,6 +422,11 @@ func TestVerify(t *testing.T) {
 	i.check(scsi.Verify10(8, 64, 1), data, scsi.Miscompare, scsi.ASCMiscompareDuringVerify)
 	i.check(scsi.Verify16(7, 2, 3), data[:512], scsi.Miscompare, scsi.ASCMiscompareDuringVerify)
 	i.check(scsi.Verify10(0, 1, 2), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+	// One command is not hours of work.
+	n := attach(t, newMap(t, newUnit(t, "null:2t", Config{})), 1)
+	n.good(scsi.Verify16(0, 256<<20>>9, 3), make([]byte, 512))
+	n.check(scsi.Verify16(0, 256<<20>>9+1, 3), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+	n.check(scsi.Verify16(0, 1<<32-1, 3), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
 	// WRITE AND VERIFY writes; to compare as well is refused, and then nothing is written.
 	for _, op := range []scsi.Opcode{scsi.OpWriteVerify10, scsi.OpWriteVerify12, scsi.OpWriteVerify16} {
 		data := bytes.Repeat([]byte{byte(op)}, 512)
@@ -632,11 +637,9 @@ func TestPersistentReservations(t *testing.T) {
 	// Preempt: b takes a's exclusive reservation over; a loses its registration and hears of it.
 	out(a, scsi.PRRegister, 0, 0, 0xa)
 	out(a, scsi.PRReserve, scsi.ExclusiveAccess, 0xa, 0)
-	var aborted [][16]byte
-	u.AbortNexus = func(_ *Unit, port [16]byte) { aborted = append(aborted, port) }
 	out(b, scsi.PRPreemptAbort, scsi.WriteExclusive, 0xb, 0xa)
-	if len(aborted) != 1 || aborted[0][15] != 1 {
-		t.Errorf("aborted %v", aborted)
+	if p := b.task.Preempted(); len(p) != 1 || p[0][15] != 1 {
+		t.Errorf("tasks to be aborted: those of %v", p)
 	}
 	a.check(scsi.Read10(0, 1), nil, scsi.UnitAttention, scsi.ASCRegistrationsPreempted)
 	a.good(scsi.Read10(0, 1), nil)

@@ -172,10 +172,8 @@ func (u *Unit) reserveOut(t *Task, list []byte) {
 	}
 	u.reserved.Store(u.pr.held)
 	u.mu.Unlock()
-	if sa == scsi.PRPreemptAbort && u.AbortNexus != nil {
-		for _, port := range aborted {
-			u.AbortNexus(u, port)
-		}
+	if sa == scsi.PRPreemptAbort {
+		t.preempted = aborted
 	}
 }
 

@@ -44,10 +44,16 @@ type Task struct {
 	tr     scsi.Transfer
 	off    int64 // in the store
 	direct bool  // noted with beginDirect
+
+	preempted [][16]byte
 }
 
 // Sense is the sense data that goes with CHECK CONDITION.
 func (t *Task) Sense() []byte { return t.senseBuf[:t.senseLen] }
+
+// Preempted is, after FinishOut of PREEMPT AND ABORT, the initiator ports whose tasks on the unit the transport has to end before it sends the
+// status.
+func (t *Task) Preempted() [][16]byte { return t.preempted }
 
 // Unit is the unit that executes the task; nil for a LUN that does not exist.
 func (t *Task) Unit() *Unit { return t.unit }
@@ -55,7 +61,7 @@ func (t *Task) Unit() *Unit { return t.unit }
 func (t *Task) reset() {
 	t.Done, t.Way, t.OutLen, t.InLen = false, WayNone, 0, 0
 	t.Status, t.senseLen, t.direct = scsi.StatusGood, 0, false
-	t.tr, t.off = scsi.Transfer{}, 0
+	t.tr, t.off, t.preempted = scsi.Transfer{}, 0, nil
 }
 
 // finish ends the task.

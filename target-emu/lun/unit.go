@@ -72,10 +72,6 @@ type Unit struct {
 	mu      sync.Mutex
 	nexuses map[[16]byte]*Nexus // guarded by mu
 	pr      reservations        // guarded by mu
-
-	// AbortNexus is called, with no lock held, for PREEMPT AND ABORT: the transport aborts the tasks
-	// that the nexus has on this unit. Set before use; may be nil.
-	AbortNexus func(u *Unit, port [16]byte)
 }
 
 type extent struct{ off, n int64 }
