@@ -19,3 +19,9 @@ for mode in ${MODES:-interrupt thread poll direct adaptive}; do
 		[ "${stall%.*}" -lt "${MAX_STALL_US:-5000000}" ] || { echo "FAIL: stalled for $stall us"; exit 1; }
 	done
 done
+# Several sessions of one device live side by side: the target ends the older ones of an initiator port when that logs in again.
+srp-initiator experiment e3s --device rxe0 --lun2 300 --rounds 1 --runtime 20ms "srp://$VMTEST_SRPT_ADDR/$VMTEST_SRPT_ID" >out.txt 2>&1 || {
+	cat out.txt
+	exit 1
+}
+grep 'direct to interrupt' out.txt
