@@ -7,6 +7,9 @@
 // One I/O is a request (SRP_CMD in a SEND, 80 bytes), the data in RDMA WRITE packets of path MTU 4096 (12 bytes of BTH, 16 of
 // RETH in the first, 4 of ICRC), and a response (SRP_RSP in a SEND, 52 bytes). Each side acknowledges once per batch that it took from its
 // socket. Equal packets are grouped with UDP_SEGMENT, and received with UDP_GRO.
+//
+// The data come from 256 MiB of memory, as in the programs that this one is compared with, and from where their workloads
+// find them: I/Os of up to 4 KiB at a random place each, which is far from any cache, larger ones one behind the other.
 package main
 
 import (
@@ -14,6 +17,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -23,6 +27,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"srp-initiator/rdma/hostmem"
 )
 
 const (
@@ -34,6 +40,8 @@ const (
 	bth     = 12
 	reth    = 16
 	icrcLen = 4
+
+	diskSize = 256 << 20
 )
 
 // Packet kinds, in byte 0; bytes 4 to 7 hold the I/O's slot, 8 to 11 the count of an acknowledgement.
@@ -169,8 +177,10 @@ func runClient(bs, qd int, wait string, span time.Duration) {
 	if err := cmd.Start(); err != nil {
 		fatal("%v", err)
 	}
+	// The target says where it is when it is ready, and what it took to get there, which does not count.
 	var addr string
-	if _, err := fmt.Fscan(out, &addr); err != nil {
+	var ready time.Duration
+	if _, err := fmt.Fscan(out, &addr, &ready); err != nil {
 		fatal("the target said nothing: %v", err)
 	}
 	connect(fd, addr)
@@ -260,7 +270,7 @@ func runClient(bs, qd int, wait string, span time.Duration) {
 	if err := cmd.Wait(); err != nil {
 		fatal("the target: %v", err)
 	}
-	cpu := tv(after.Utime) + tv(after.Stime) - tv(before.Utime) - tv(before.Stime) + cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	cpu := tv(after.Utime) + tv(after.Stime) - tv(before.Utime) - tv(before.Stime) + cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime() - ready
 	json.NewEncoder(os.Stdout).Encode(result{BS: bs, QD: qd, Wait: wait, Completed: done,
 		IOPS: float64(done) / took.Seconds(), MBs: float64(done) * float64(bs) / took.Seconds() / 1e6,
 		CPUPerIO: float64(cpu.Microseconds()) / float64(done)})
@@ -275,12 +285,19 @@ func runServer(peer string, bs int, wait string) {
 		fatal("%v", err)
 	}
 	connect(fd, peer)
-	fmt.Println(local)
-	disk := make([]byte, 64<<20)
-	for i := range disk {
+	mem, err := hostmem.Alloc(diskSize)
+	if err != nil {
+		fatal("%v", err)
+	}
+	disk := mem.Bytes()
+	for i := range mtu {
 		disk[i] = byte(i * 7)
 	}
+	for i := mtu; i < len(disk); i += mtu {
+		copy(disk[i:], disk[:mtu])
+	}
 	at := 0
+	rng := rand.New(rand.NewPCG(1, 2))
 	type job struct {
 		slot uint32
 		sent int
@@ -301,6 +318,9 @@ func runServer(peer string, bs int, wait string) {
 		}
 	}
 	p := packer{buf: make([]byte, 4<<20)}
+	var used syscall.Rusage
+	syscall.Getrusage(syscall.RUSAGE_SELF, &used)
+	fmt.Println(local, int64(tv(used.Utime)+tv(used.Stime)))
 	var finished []uint32
 	for !over {
 		for !s.receive(handle) && !over {
@@ -325,6 +345,9 @@ func runServer(peer string, bs int, wait string) {
 					b := p.add(h + n + icrcLen)
 					b[0] = kind
 					binary.BigEndian.PutUint32(b[4:], j.slot)
+					if bs <= mtu {
+						at = rng.IntN(len(disk)/bs) * bs
+					}
 					copy(b[h:], disk[at:at+n])
 					seal(b)
 					if at += n; at+mtu > len(disk) {

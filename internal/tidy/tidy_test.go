@@ -70,7 +70,7 @@ var allowed = map[string][]string{
 	"target-emu/lun/luntest": {"target-emu/lun"},
 	"bench":                  {"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot/...", "rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix"},
 
-	"bench/limit":  {"github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"bench/limit":  {"rdma/hostmem", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"bench/splice": {},
 	"bench/versus": {"bench", "bench/limit", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 
