@@ -125,3 +125,36 @@ TEXT ·cpuid7(SB), NOSPLIT, $0-4
 none:
 	MOVL $0, ecx+0(FP)
 	RET
+
+// func copyBlocks(dst, src *byte, n int): n bytes, a multiple of 128
+TEXT ·copyBlocks(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ n+16(FP), CX
+	PCALIGN $32
+loop:
+	VMOVDQU (SI), Y0
+	VMOVDQU 32(SI), Y1
+	VMOVDQU 64(SI), Y2
+	VMOVDQU 96(SI), Y3
+	VMOVDQU Y0, (DI)
+	VMOVDQU Y1, 32(DI)
+	VMOVDQU Y2, 64(DI)
+	VMOVDQU Y3, 96(DI)
+	ADDQ $128, SI
+	ADDQ $128, DI
+	SUBQ $128, CX
+	JNZ  loop
+	VZEROUPPER
+	RET
+
+// func prefetchLines(addr uint64, n int): n lines of 64 bytes
+TEXT ·prefetchLines(SB), NOSPLIT, $0-16
+	MOVQ addr+0(FP), SI
+	MOVQ n+8(FP), CX
+loop:
+	PREFETCHT0 (SI)
+	ADDQ $64, SI
+	DECQ CX
+	JNZ  loop
+	RET

@@ -395,7 +395,7 @@ func (q *QP) scatter(sge []verbs.SGE, off uint32, data []byte) bool {
 		if !ok {
 			return false
 		}
-		copy(b, data[:k])
+		packet.Copy(b, data[:k])
 		data = data[k:]
 		off = 0
 	}

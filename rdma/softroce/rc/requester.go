@@ -334,6 +334,9 @@ func (q *QP) sendRequest(w *sendWQE) bool {
 		w.status = verbs.WCLocalProtectionError
 		return false
 	}
+	if last {
+		s.prefetch(s.cur+1, uint32(q.mtu))
+	}
 	h := packet.BTH{Pad: packet.Pad(int(n)), PKey: q.pkey, DestQPN: q.destQPN, PSN: s.nxt}
 	if last {
 		h.Solicited = w.flags&verbs.SendSolicited != 0
@@ -376,6 +379,17 @@ func (q *QP) sendRequest(w *sendWQE) bool {
 		s.sinceAckReq = 0
 	}
 	return true
+}
+
+// prefetch has the memory of the first packet of request i on its way while that in front of it is copied: what messages that
+// follow one another carry may lie anywhere.
+func (s *requester) prefetch(i, mtu uint32) {
+	if i == s.tail {
+		return
+	}
+	if w := s.at(i); len(w.sge) > 0 && w.op != verbs.OpRDMARead {
+		packet.Prefetch(w.sge[0].Addr, min(w.sge[0].Length, mtu))
+	}
 }
 
 func pick(first, last bool, f, m, l, o packet.Opcode) packet.Opcode {

@@ -540,7 +540,7 @@ func (q *QP) executeWrite(now Time, p *packet.Packet) bool {
 			return false
 		}
 	}
-	copy(whole, p.Payload)
+	packet.Copy(whole, p.Payload)
 	r.writeAddr, r.writeRKey, r.writeLeft = addr+uint64(n), key, left-n
 	if !last {
 		r.msg = writeMessage
