@@ -92,6 +92,7 @@ type chanUnit struct {
 	nexus *lun.Nexus
 	mrs   []verbs.MemoryRegion // parallel to the store's regions; empty: not registered
 	null  bool
+	whole bool // the device reads each block of the regions in one piece
 }
 
 // arrival is a received unit.
@@ -255,6 +256,8 @@ func (ch *channel) unit(num uint32) *chanUnit {
 		return nil
 	}
 	u := &chanUnit{nexus: n, mrs: ch.t.regions[lu], null: lu.Store().Kind() == "null"}
+	// Blocks begin where packets do: a block that is no larger than a packet's data lies in one packet.
+	u.whole = ch.t.memoryLock != nil && int(lu.BlockSize()) <= ch.conn.Route().PathMTU.Bytes()
 	ch.units[num] = u
 	return u
 }

@@ -635,7 +635,7 @@ func (ch *channel) pieces(c *command, op verbs.SendOpcode, local uint64, lkey ui
 func (ch *channel) window(c *command, rest int64) (addr uint64, lkey uint32, n int64) {
 	t := &c.task
 	spoiled := c.verdict != nil && c.verdict.corrupt > 0
-	if (t.Way == lun.WayRead || t.Way == lun.WayWrite) && len(c.unit.mrs) > 0 && (c.unit.null || c.want > smallLen) && !spoiled {
+	if (t.Way == lun.WayRead || t.Way == lun.WayWrite) && len(c.unit.mrs) > 0 && (c.unit.null || c.want > smallLen || c.unit.whole && !c.out) && !spoiled {
 		if r, at, n := t.Direct(c.moved, rest); n > 0 {
 			c.direct = true
 			mr := c.unit.mrs[r]

@@ -26,13 +26,15 @@ type Target struct {
 	cfg  Config
 	acl  *ACL
 
-	pd        verbs.ProtectionDomain
-	attr      verbs.DeviceAttr
-	regions   map[*lun.Unit][]verbs.MemoryRegion
-	port      iu.PortID
-	portRev10 iu.PortID // the same with its halves swapped, as I/O class 0xff00 writes it
-	idExt     uint64
-	iocGUID   uint64
+	pd      verbs.ProtectionDomain
+	attr    verbs.DeviceAttr
+	regions map[*lun.Unit][]verbs.MemoryRegion
+	// memoryLock, of a device that is a verbs.MemoryLocker, keeps writes to regions out of its packets.
+	memoryLock sync.Locker
+	port       iu.PortID
+	portRev10  iu.PortID // the same with its halves swapped, as I/O class 0xff00 writes it
+	idExt      uint64
+	iocGUID    uint64
 
 	listener cm.Listener
 	faults   *faultRun
@@ -87,6 +89,9 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 		h.Write(g.GID[:])
 		guid = h.Sum64()&^(1<<56) | 1<<57 // locally administered, not a group
 	}
+	if l, ok := ctx.(verbs.MemoryLocker); ok {
+		t.memoryLock = l.MemoryLock()
+	}
 	t.idExt, t.iocGUID = cmp.Or(cfg.IDExt, guid), cmp.Or(cfg.IOCGUID, guid)
 	t.port = iu.MakePortID(t.idExt, t.iocGUID)
 	t.portRev10 = iu.MakePortID(t.iocGUID, t.idExt)
@@ -118,6 +123,9 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 			mrs = append(mrs, mr)
 		}
 		t.regions[u] = mrs
+		if t.memoryLock != nil {
+			u.AddMemoryLock(t.memoryLock)
+		}
 	}
 	if cfg.Faults != nil {
 		t.faults = newFaultRun(t, cfg.Faults)
@@ -491,9 +499,12 @@ func (t *Target) free() {
 	if t.listener != nil {
 		_ = t.listener.Close()
 	}
-	for _, mrs := range t.regions {
+	for u, mrs := range t.regions {
 		for _, m := range mrs {
 			_ = m.Deregister()
+		}
+		if t.memoryLock != nil {
+			u.RemoveMemoryLock(t.memoryLock)
 		}
 	}
 	t.regions = nil

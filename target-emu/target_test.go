@@ -1076,3 +1076,45 @@ func TestConcurrentLoginsOfOneNexus(t *testing.T) {
 		t.Errorf("%d channels, want 9", n)
 	}
 }
+
+// TestBlocksAreWhole reads a block while another channel writes it: what comes is the old block or the new one.
+func TestBlocksAreWhole(t *testing.T) {
+	const block = 4096
+	r := newRig(t, Config{}, "", "0=ram:1m,bs=4096")
+	reader, writer := r.login(openFabric(t), 1, false), r.login(openFabric(t), 2, false)
+	pattern := func(p *peer, v int) {
+		for b, i := p.data(0, 2*block), 0; i < len(b); i += 8 {
+			be.PutUint64(b[i:], uint64(v)*0x0101010101010101)
+		}
+	}
+	pattern(writer, 0)
+	writer.send(writer.direct(cmdBytes(1, 0, 0x10, rw10(0x2a, 0, 2)...), 0, 2*block))
+	writer.good(writer.recv(), 1)
+	reads, mixed := 0, 0
+	for v, limit := 1, time.Now().Add(2*time.Second); time.Now().Before(limit); v++ {
+		pattern(writer, v&0x7f)
+		writer.sendOnly(writer.direct(cmdBytes(1, 0, 0x10, rw10(0x2a, 0, 2)...), 0, 2*block))
+		for done := false; !done; reads++ {
+			reader.send(reader.direct(cmdBytes(2, 0, 0x01, rw10(0x28, 0, 2)...), 0, 2*block))
+			reader.good(reader.recv(), 2)
+			for at := 0; at < 2*block; at += block {
+				b := reader.data(at, block)
+				for i := 8; i < block; i += 8 {
+					if be.Uint64(b[i:]) != be.Uint64(b) {
+						t.Fatalf("read %d: a torn block: %x at 0, %x at %d", reads, b[:8], b[i:i+8], i)
+					}
+				}
+			}
+			if b := reader.data(0, 2*block); b[0] != b[block] {
+				mixed++
+			}
+			_, err := writer.poll()
+			if err != nil {
+				t.Fatal(err)
+			}
+			done = len(writer.got) > 0
+		}
+		writer.good(writer.recv(), 1)
+	}
+	t.Logf("%d reads, %d of them between the two blocks of a write", reads, mixed)
+}

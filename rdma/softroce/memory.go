@@ -6,6 +6,7 @@ package softroce
 
 import (
 	"fmt"
+	"sync"
 	"syscall"
 
 	"srp-initiator/rdma/hostmem"
@@ -33,6 +34,9 @@ func (k *keyed) slice(addr uint64, n uint32) ([]byte, bool) {
 	}
 	return k.buf[off : off+uint64(n) : off+uint64(n)], true
 }
+
+// MemoryLock implements verbs.MemoryLocker.
+func (d *Device) MemoryLock() sync.Locker { return &d.mu }
 
 type memoryTable struct {
 	byIndex map[uint32]*keyed // by key>>8

@@ -1,6 +1,10 @@
 package verbs
 
-import "srp-initiator/rdma/hostmem"
+import (
+	"sync"
+
+	"srp-initiator/rdma/hostmem"
+)
 
 // AccessFlags says what may be done to a region and by whom
 // (enum ib_uverbs_access_flags).
@@ -37,6 +41,12 @@ type MemoryRegion interface {
 	LKey() uint32
 	RKey() uint32
 	Deregister() error
+}
+
+// MemoryLocker is what a Context is besides when it moves data with the CPU, packet by packet, and holds a lock over each. Who holds
+// MemoryLock for a change of registered memory makes it between two packets: none carries a part of the change. While it is held no verb may be called.
+type MemoryLocker interface {
+	MemoryLock() sync.Locker
 }
 
 // MemoryWindow is a type 2 memory window. Its R_Key's low byte is the

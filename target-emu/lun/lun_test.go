@@ -745,3 +745,79 @@ func FuzzBegin(f *testing.F) {
 		tk.End()
 	})
 }
+
+// watcher is a lock that knows what of a store may have changed: nothing while it is free.
+type watcher struct {
+	t     *testing.T
+	mem   []byte
+	was   []byte
+	held  bool
+	times int
+}
+
+func (w *watcher) Lock() {
+	w.free()
+	w.held = true
+	w.times++
+}
+
+func (w *watcher) Unlock() {
+	w.held = false
+	changed := 0
+	for i := range w.mem {
+		if w.mem[i] != w.was[i] {
+			changed++
+		}
+	}
+	if changed > 16<<10 {
+		w.t.Errorf("%d bytes changed while a device had to wait", changed)
+	}
+	copy(w.was, w.mem)
+}
+
+func (w *watcher) free() {
+	w.t.Helper()
+	if w.held || !bytes.Equal(w.mem, w.was) {
+		w.t.Error("changed without the lock")
+		copy(w.was, w.mem)
+	}
+}
+
+func TestMemoryLock(t *testing.T) {
+	u := newUnit(t, "ram:1m,bs=4096", Config{})
+	i := attach(t, newMap(t, u), 1)
+	mem := u.Regions()[0].Bytes()
+	w, second := &watcher{t: t, mem: mem, was: bytes.Clone(mem)}, &watcher{t: t, mem: mem, was: bytes.Clone(mem)}
+	u.AddMemoryLock(w)
+	u.AddMemoryLock(second)
+	ones := bytes.Repeat([]byte{1}, 64<<10)
+	for _, c := range []struct {
+		name  string
+		cdb   scsi.CDB
+		out   []byte
+		times int
+	}{
+		{"write", scsi.Write10(0, 1), ones[:4096], 1},
+		{"large write", scsi.Write10(1, 16), ones, 8}, // the test moves 8 KiB at a time
+		{"compare and write", scsi.CompareAndWrite(0, 1), append(bytes.Clone(ones[:4096]), make([]byte, 4096)...), 1},
+		{"write same", scsi.WriteSame16(17, 32, false, false), ones[:4096], 8},
+		{"write same of zeros", scsi.WriteSame16(1, 20, false, false), make([]byte, 4096), 5},
+	} {
+		before := w.times
+		if r := i.do(c.cdb, c.out); r.status != scsi.StatusGood {
+			t.Fatalf("%s: %s %s", c.name, r.status, r.sense)
+		}
+		w.free()
+		second.free()
+		if n := w.times - before; n != c.times || second.times != w.times {
+			t.Errorf("%s: locked %d times (%d and %d in all), want %d", c.name, n, w.times, second.times, c.times)
+		}
+	}
+	u.RemoveMemoryLock(w)
+	u.RemoveMemoryLock(second)
+	before := w.times
+	i.good(scsi.Write10(0, 1), ones[:4096])
+	if w.times != before {
+		t.Error("locked after the device was gone")
+	}
+}

@@ -6,8 +6,11 @@ import (
 	"io"
 	"math/bits"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -173,9 +176,58 @@ func checkRange(off int64, n int, size int64) error {
 
 // ram is a RAM disk in device-visible memory.
 type ram struct {
-	mem  *hostmem.Region
-	size int64
-	ro   bool
+	mem   *hostmem.Region
+	size  int64
+	ro    bool
+	locks lockList // of devices that read mem packet by packet
+}
+
+// changeLen is how much of a RAM disk changes under its locks at a time: whole blocks, and so little that a device can wait for it.
+const changeLen = 16 << 10
+
+// lockList is the locks to hold for a change. It is replaced, not changed, so that writers need no lock to read it.
+type lockList struct {
+	mu   sync.Mutex
+	list atomic.Pointer[[]sync.Locker]
+}
+
+func (l *lockList) load() []sync.Locker {
+	if p := l.list.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (l *lockList) add(m sync.Locker) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := append(slices.Clone(l.load()), m)
+	l.list.Store(&list)
+}
+
+func (l *lockList) remove(m sync.Locker) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := slices.Clone(l.load())
+	if i := slices.Index(list, m); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+	}
+	l.list.Store(&list)
+}
+
+// change calls f for n bytes at off in pieces of changeLen, each under all locks. Two devices that share a lock are not expected.
+func (r *ram) change(off int64, n int, f func(b []byte, at int)) {
+	locks := r.locks.load()
+	for at := 0; at < n; at += changeLen {
+		b := r.mem.Bytes()[off+int64(at):][:min(changeLen, n-at)]
+		for _, l := range locks {
+			l.Lock()
+		}
+		f(b, at)
+		for i := len(locks) - 1; i >= 0; i-- {
+			locks[i].Unlock()
+		}
+	}
 }
 
 func newRAM(sp Spec) (Store, error) {
@@ -201,7 +253,8 @@ func (r *ram) WriteAt(p []byte, off int64) (int, error) {
 	if err := checkRange(off, len(p), r.size); err != nil {
 		return 0, err
 	}
-	return copy(r.mem.Bytes()[off:], p), nil
+	r.change(off, len(p), func(b []byte, at int) { copy(b, p[at:]) })
+	return len(p), nil
 }
 
 func (r *ram) Size() int64     { return r.size }
@@ -216,7 +269,7 @@ func (r *ram) Zero(off, n int64, _ bool) error {
 	if off < 0 || n < 0 || n > r.size-off {
 		return errRange
 	}
-	clear(r.mem.Bytes()[off : off+n])
+	r.change(off, int(n), func(b []byte, _ int) { clear(b) })
 	return nil
 }
 

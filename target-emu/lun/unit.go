@@ -134,6 +134,21 @@ func (u *Unit) Blocks() uint64 { return u.blocks }
 // Regions is the store's device-visible memory.
 func (u *Unit) Regions() []*hostmem.Region { return u.store.Regions() }
 
+// AddMemoryLock makes every change of the store's memory hold l as well, in whole blocks: for a device that reads Regions a packet at a
+// time under l, so that no packet carries a part of a block's change. Call it before the device reads.
+func (u *Unit) AddMemoryLock(l sync.Locker) {
+	if r, ok := u.store.(*ram); ok {
+		r.locks.add(l)
+	}
+}
+
+// RemoveMemoryLock undoes AddMemoryLock, when the device reads no more.
+func (u *Unit) RemoveMemoryLock(l sync.Locker) {
+	if r, ok := u.store.(*ram); ok {
+		r.locks.remove(l)
+	}
+}
+
 // Close closes the store.
 func (u *Unit) Close() error { return u.store.Close() }
 
