@@ -55,6 +55,7 @@ type channel struct {
 	large        []uint8   // free large buffers
 	held         []uint16  // answers held back by faults, in order
 	closing      bool
+	errands      sync.WaitGroup // with workers
 
 	// Read-only after login.
 	t         *Target
@@ -89,10 +90,11 @@ type channel struct {
 
 // chanUnit is a logical unit as the channel reaches it.
 type chanUnit struct {
-	nexus *lun.Nexus
-	mrs   []verbs.MemoryRegion // parallel to the store's regions; empty: not registered
-	null  bool
-	whole bool // the device reads each block of the regions in one piece
+	nexus   *lun.Nexus
+	mrs     []verbs.MemoryRegion // parallel to the store's regions; empty: not registered
+	null    bool
+	whole   bool     // the device reads each block of the regions in one piece
+	workers *workers // of a slow store, else nil
 }
 
 // arrival is a received unit.
@@ -255,7 +257,7 @@ func (ch *channel) unit(num uint32) *chanUnit {
 	if n == nil {
 		return nil
 	}
-	u := &chanUnit{nexus: n, mrs: ch.t.regions[lu], null: lu.Store().Kind() == "null"}
+	u := &chanUnit{nexus: n, mrs: ch.t.regions[lu], null: lu.Store().Kind() == "null", workers: ch.t.workers[lu]}
 	// Blocks begin where packets do: a block that is no larger than a packet's data lies in one packet.
 	u.whole = ch.t.memoryLock != nil && int(lu.BlockSize()) <= ch.conn.Route().PathMTU.Bytes()
 	ch.units[num] = u
@@ -323,6 +325,14 @@ func (ch *channel) release() {
 	}
 	ch.mu.Lock()
 	ch.closing = true
+	for i := range ch.cmds {
+		if c := &ch.cmds[i]; c.state != cmdFree {
+			ch.recall(c)
+		}
+	}
+	ch.mu.Unlock()
+	ch.errands.Wait()
+	ch.mu.Lock()
 	for i := range ch.cmds {
 		if c := &ch.cmds[i]; c.state != cmdFree {
 			c.endTask()

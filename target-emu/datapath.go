@@ -68,6 +68,7 @@ type command struct {
 	number  uint32 // LUN
 	unit    *chanUnit
 	tmfs    []*taskMgmt // wait for this command to end
+	errand  errand      // for a worker of the unit
 	verdict *verdict    // faults that apply
 
 	task    lun.Task
@@ -187,7 +188,9 @@ func (ch *channel) receive(a arrival) {
 			return
 		}
 		if op == iu.OpCommand {
-			ch.begin(b)
+			if ch.begin(b, a.slot) {
+				return
+			}
 		} else {
 			ch.beginTaskMgmt(b)
 		}
@@ -235,6 +238,7 @@ func (ch *channel) take() *command {
 	c.dead, c.tas, c.isTMF, c.open, c.direct, c.out = false, false, false, false, false, false
 	c.unit, c.verdict, c.descs, c.bye, c.rspCode = nil, nil, nil, nil, 0
 	c.desc, c.descOff, c.want, c.moved, c.step, c.cut, c.bufLen = 0, 0, 0, 0, 0, 0, 0
+	c.errand.filled, c.errand.kept = false, false
 	return c
 }
 
@@ -249,8 +253,8 @@ func (ch *channel) request() {
 	}
 }
 
-// begin starts a command from its unit b, which is valid only during the call.
-func (ch *channel) begin(b []byte) {
+// begin starts a command from its unit b in a receive slot, which stays the command's when it reports true.
+func (ch *channel) begin(b []byte, slot uint16) (kept bool) {
 	c := ch.take()
 	ch.request()
 	ch.count.commands.Add(1)
@@ -262,7 +266,7 @@ func (ch *channel) begin(b []byte) {
 	if err != nil {
 		c.solNot = 0
 		ch.malformed(c)
-		return
+		return false
 	}
 	c.solNot = c.iu.SolNot
 	c.task.CDB = c.cdb[:copy(c.cdb[:], c.iu.CDB)]
@@ -281,12 +285,14 @@ func (ch *channel) begin(b []byte) {
 	}
 	if f := ch.t.faults; f != nil {
 		if c.verdict = f.command(ch, c); c.verdict != nil && ch.preempted(c, nx) {
-			return
+			return false
 		}
 	}
 	ch.t.cfg.Units.Begin(&c.task, nx)
 	c.open = true
+	c.errand.slot = slot
 	ch.start(c, b)
+	return c.errand.kept
 }
 
 // start goes on after lun.Begin.
@@ -295,6 +301,15 @@ func (ch *channel) start(c *command, b []byte) {
 	switch t.Way {
 	case lun.WayNone:
 		ch.count.others.Add(1)
+		ch.answer(c)
+		return
+	case lun.WayWork:
+		ch.count.others.Add(1)
+		if ch.slow(c) {
+			ch.delegate(c, errandFinish, nil)
+			return
+		}
+		t.Finish()
 		ch.answer(c)
 		return
 	case lun.WayIn, lun.WayRead:
@@ -381,6 +396,16 @@ func (ch *channel) immediate(c *command, b []byte) {
 	t := &c.task
 	data = data[:t.OutLen]
 	ch.count.bytesOut.Add(uint64(len(data)))
+	if ch.slow(c) {
+		c.errand.kept = true
+		if t.Way == lun.WayWhole {
+			c.moved = t.OutLen
+			ch.delegate(c, errandWhole, data)
+		} else {
+			ch.delegate(c, errandWrite, data)
+		}
+		return
+	}
 	c.moved = t.OutLen
 	if t.Way == lun.WayWhole {
 		ch.whole(c, data)
@@ -395,6 +420,11 @@ func (ch *channel) immediate(c *command, b []byte) {
 // whole executes a command whose data-out is all there.
 func (ch *channel) whole(c *command, data []byte) {
 	c.task.FinishOut(data)
+	ch.executed(c)
+}
+
+// executed answers a command that was executed, after whatever it wants ended first.
+func (ch *channel) executed(c *command) {
 	if ports := c.task.Preempted(); len(ports) > 0 {
 		ch.preemptAbort(c, ports)
 		return
@@ -649,6 +679,9 @@ func (ch *channel) window(c *command, rest int64) (addr uint64, lkey uint32, n i
 	if !ch.getLarge(c) {
 		return 0, 0, 0
 	}
+	if t.Way == lun.WayWhole { // its steps lie behind one another
+		return ch.largeAddr(c) + uint64(c.moved), ch.lkey, rest
+	}
 	return ch.largeAddr(c), ch.lkey, min(rest, largeLen)
 }
 
@@ -689,9 +722,17 @@ func (ch *channel) move(c *command) {
 		return
 	}
 	t := &c.task
-	if t.Way == lun.WayRead && !c.direct && !t.ReadChunk(ch.buf(c)[:bytes], c.moved) {
-		ch.answer(c)
-		return
+	if t.Way == lun.WayRead && !c.direct {
+		if b := ch.buf(c)[:bytes]; c.unit.workers == nil {
+			if !t.ReadChunk(b, c.moved) {
+				ch.answer(c)
+				return
+			}
+		} else if !c.errand.filled && !t.TryReadChunk(b, c.moved) {
+			ch.delegate(c, errandRead, b)
+			return
+		}
+		c.errand.filled = false
 	}
 	if c.verdict != nil && c.verdict.corrupt > 0 {
 		ch.spoil(c, ch.buf(c)[:bytes])
@@ -728,6 +769,10 @@ func (ch *channel) stepDone(c *command) {
 	}
 	if c.out {
 		ch.count.bytesOut.Add(uint64(c.step))
+		if ch.slow(c) {
+			ch.arrived(c)
+			return
+		}
 		if t.Way != lun.WayWhole && !c.direct && !t.WriteChunk(ch.buf(c)[:c.step], c.moved) {
 			ch.answer(c)
 			return

@@ -1,13 +1,18 @@
 package targetemu
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"srp-initiator/completion"
+	"srp-initiator/rdma/hostmem"
 	"srp-initiator/rdma/verbs"
+	"srp-initiator/target-emu/lun"
 )
 
 // prOut sends PERSISTENT RESERVE OUT.
@@ -191,6 +196,244 @@ func TestScriptsBeyondTheSendQueue(t *testing.T) {
 			if g[0] == 0xc1 {
 				seen[be.Uint64(g[8:])] = true
 			}
+		}
+		p.close()
+		r.stop()
+	}
+}
+
+// slowStore takes its time, when it is told to.
+type slowStore struct {
+	lun.Store
+	gate atomic.Pointer[chan struct{}] // nil: no waiting
+	in   atomic.Int32                  // calls that wait
+	most atomic.Int32
+}
+
+func (s *slowStore) wait() {
+	if g := s.gate.Load(); g != nil {
+		n := s.in.Add(1)
+		for m := s.most.Load(); n > m && !s.most.CompareAndSwap(m, n); m = s.most.Load() {
+		}
+		<-*g
+		s.in.Add(-1)
+	}
+}
+
+func (s *slowStore) ReadAt(p []byte, off int64) (int, error) { s.wait(); return s.Store.ReadAt(p, off) }
+func (s *slowStore) WriteAt(p []byte, off int64) (int, error) {
+	s.wait()
+	return s.Store.WriteAt(p, off)
+}
+func (s *slowStore) Sync() error                                   { s.wait(); return s.Store.Sync() }
+func (s *slowStore) Zero(off, n int64, d bool) error               { s.wait(); return s.Store.Zero(off, n, d) }
+func (s *slowStore) Regions() []*hostmem.Region                    { return nil }
+func (s *slowStore) Direct(_, _ int64, _ bool) (int, int64, int64) { return 0, 0, 0 }
+func (s *slowStore) TryReadAt(p []byte, off int64) bool            { return false }
+func (s *slowStore) WriteBack() bool                               { return true }
+
+// shut makes calls wait until the returned function is called.
+func (s *slowStore) shut() (open func()) {
+	g := make(chan struct{})
+	s.gate.Store(&g)
+	return func() { s.gate.Store(nil); close(g) }
+}
+
+func (s *slowStore) waitFor(t *testing.T, n int32) {
+	t.Helper()
+	for limit := time.Now().Add(5 * time.Second); s.in.Load() != n; time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("%d calls wait in the store, want %d", s.in.Load(), n)
+		}
+	}
+}
+
+// newSlowRig serves a slow unit 0 and a RAM disk 1.
+func newSlowRig(t *testing.T, mode completion.Mode) (*rig, *slowStore) {
+	st, err := lun.OpenStore(lun.Spec{Kind: "ram", Size: 8 << 20, BlockSize: 512})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &slowStore{Store: st}
+	u, err := lun.New(s, lun.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRigWith(t, Config{Completion: completion.Config{Mode: mode}}, "", map[uint32]*lun.Unit{0: u}, "1=ram:1m")
+	return r, s
+}
+
+// immediateWrite is a WRITE of zeros that brings them along.
+func immediateWrite(tag uint64, n int) []byte {
+	b := be.AppendUint32(cmdBytes(tag, 0, 0x30, rw10(0x2a, 8, uint16(n/512))...), uint32(n))
+	return append(b, make([]byte, imm-len(b)+n)...)
+}
+
+// slowCommands are the kinds that touch the store.
+func slowCommands(p *peer) map[string]func(tag uint64) []byte {
+	block := func(tag uint64, format byte, n int, cdb ...byte) []byte {
+		return p.direct(cmdBytes(tag, 0, format, cdb...), 0, n)
+	}
+	unmap := make([]byte, 24)
+	be.PutUint16(unmap, 22)
+	be.PutUint16(unmap[2:], 16)
+	be.PutUint32(unmap[16:], 4)
+	return map[string]func(tag uint64) []byte{
+		"READ":        func(tag uint64) []byte { return block(tag, 0x01, 4096, rw10(0x28, 8, 8)...) },
+		"large READ":  func(tag uint64) []byte { return block(tag, 0x01, 1<<20, rw10(0x28, 8, 2048)...) },
+		"immediate":   func(tag uint64) []byte { return immediateWrite(tag, 4096) },
+		"WRITE":       func(tag uint64) []byte { return block(tag, 0x10, 4096, rw10(0x2a, 8, 8)...) },
+		"large WRITE": func(tag uint64) []byte { return block(tag, 0x10, 1<<20, rw10(0x2a, 8, 2048)...) },
+		"VERIFY": func(tag uint64) []byte {
+			clear(p.data(0, 4096))
+			return block(tag, 0x10, 4096, 0x2f, 2, 0, 0, 0x20, 0, 0, 0, 8)
+		},
+		"SYNC":       func(tag uint64) []byte { return cmdBytes(tag, 0, 0, 0x35) },
+		"WRITE SAME": func(tag uint64) []byte { return block(tag, 0x10, 512, rw10(0x41, 8, 8)...) },
+		"NDOB":       func(tag uint64) []byte { return cmdBytes(tag, 0, 0, 0x93, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 8, 0, 0) },
+		"UNMAP": func(tag uint64) []byte {
+			copy(p.data(0, 24), unmap)
+			return block(tag, 0x10, 24, 0x42, 0, 0, 0, 0, 0, 0, 0, 24)
+		},
+		"COMPARE...": func(tag uint64) []byte {
+			clear(p.data(0, 1024))
+			return block(tag, 0x10, 1024, 0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
+		},
+	}
+}
+
+// While a disk does not answer, the channel, its other units and other initiators are served, and what it keeps can be aborted.
+func TestSlowStoreStopsNobody(t *testing.T) {
+	f := openFabric(t)
+	for _, mode := range []completion.Mode{completion.Interrupt, completion.Poll} {
+		r, s := newSlowRig(t, mode)
+		a, b := r.login(f, 1, false), r.login(f, 2, false)
+		for name, cmd := range slowCommands(a) {
+			open := s.shut()
+			a.send(cmd(1))
+			s.waitFor(t, 1)
+			for _, p := range []*peer{a, b} {
+				p.send(p.direct(cmdBytes(2, 1, 1, rw10(0x28, 0, 1)...), 2<<20, 512))
+				g, err := p.next(2 * time.Second)
+				if err != nil {
+					t.Fatalf("%s, %s: another unit: %v", mode, name, err)
+				}
+				p.good(g, 2)
+			}
+			if name == "WRITE" { // the same unit, too
+				b.send(cmdBytes(3, 0, 0))
+				b.good(b.recv(), 3)
+			}
+			open()
+			a.good(a.recv(), 1)
+		}
+		// More than the workers: all are answered.
+		open := s.shut()
+		for i := range uint64(40) {
+			a.send(a.direct(cmdBytes(i, 0, 1, rw10(0x28, uint32(i), 1)...), int(i)*512, 512))
+		}
+		s.waitFor(t, unitWorkers)
+		// One in the store, one on the list: the function waits for the first and not for the second, which is not carried out.
+		a.send(tmfBytes(0x80000001, 0, 1, 39))
+		a.tmfDone(a.recv(), 0x80000001, 0, 2)
+		a.send(tmfBytes(0x80000002, 0, 1, 0))
+		if g, err := a.next(100 * time.Millisecond); err != errTimeout {
+			t.Errorf("%s: aborted while it is in the store: % x, %v", mode, g, err)
+		}
+		open()
+		for range 39 {
+			if g := a.recv(); be.Uint64(g[8:]) == 0 || be.Uint64(g[8:]) == 39 {
+				t.Errorf("an aborted command was answered: % x", g)
+			}
+		}
+		if n := s.most.Load(); n > unitWorkers {
+			t.Errorf("%d calls at once", n)
+		}
+		// A channel that ends takes its memory along only when the store has let go of it.
+		open = s.shut()
+		a.send(a.direct(cmdBytes(1, 0, 1, rw10(0x28, 0, 1)...), 0, 512))
+		s.waitFor(t, 1)
+		a.close()
+		time.Sleep(50 * time.Millisecond)
+		b.send(cmdBytes(4, 1, 0))
+		b.good(b.recv(), 4)
+		open()
+		b.close()
+		r.stop()
+	}
+}
+
+// A handler that writes itself, because the store was quick so far, is stopped by it once and alone.
+func TestQuickStoreThatStops(t *testing.T) {
+	f := openFabric(t)
+	for _, mode := range []completion.Mode{completion.Interrupt, completion.Poll} {
+		r, s := newSlowRig(t, mode)
+		a, b := r.login(f, 1, false), r.login(f, 2, false)
+		write := func(p *peer, tag uint64) {
+			if tag%2 == 0 {
+				p.send(immediateWrite(tag, 4096))
+			} else {
+				p.send(p.direct(cmdBytes(tag, 0, 0x10, rw10(0x2a, 0, 1)...), 0, 512))
+			}
+		}
+		for i := range uint64(500) { // enough, even if some of them are not quick on a busy machine
+			write(a, i)
+			a.good(a.recv(), i)
+		}
+		served := func(p *peer, want bool) {
+			t.Helper()
+			p.send(cmdBytes(7, 1, 0))
+			if _, err := p.next(300 * time.Millisecond); (err == nil) != want {
+				t.Errorf("%s: another unit: %v", mode, err)
+			}
+		}
+		open := s.shut()
+		write(a, 1)
+		s.waitFor(t, 1)
+		served(b, true)
+		write(b, 1)
+		served(b, true) // a second one is not written by a handler
+		if mode == completion.Poll {
+			served(a, true)
+		}
+		time.Sleep(time.Millisecond)
+		open()
+		a.good(a.recv(), 1)
+		b.good(b.recv(), 1)
+		open = s.shut()
+		write(a, 2)
+		s.waitFor(t, 1)
+		served(a, true)
+		open()
+		a.good(a.recv(), 2)
+		a.close()
+		b.close()
+		r.stop()
+	}
+}
+
+// Data that come in many pieces are put together for commands that need them whole.
+func TestWholeDataInManyPieces(t *testing.T) {
+	for _, spec := range []string{"0=ram:1m", "0=file:" + t.TempDir() + "/disk,size=1m"} {
+		r := newRig(t, Config{}, "", spec)
+		p := r.login(openFabric(t), 1, false)
+		const blocks = 40
+		data := p.data(0, 2*blocks*512)
+		clear(data)
+		for i := range blocks * 512 {
+			data[blocks*512+i] = byte(i/512 + i)
+		}
+		var pieces [][2]int
+		for at := 0; at < len(data); at += 320 {
+			pieces = append(pieces, [2]int{at, 320})
+		}
+		b := p.indirect(cmdBytes(1, 0, 0x20, 0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, blocks, 0, 0), 2<<20, 0, pieces)
+		p.send(b)
+		p.good(p.recv(), 1)
+		p.send(p.direct(cmdBytes(2, 0, 1, rw10(0x28, 0, blocks)...), 1<<20, blocks*512))
+		p.good(p.recv(), 2)
+		if !bytes.Equal(p.data(1<<20, blocks*512), data[blocks*512:]) {
+			t.Errorf("%s: COMPARE AND WRITE wrote other data than were sent", spec)
 		}
 		p.close()
 		r.stop()

@@ -29,6 +29,7 @@ type Target struct {
 	pd      verbs.ProtectionDomain
 	attr    verbs.DeviceAttr
 	regions map[*lun.Unit][]verbs.MemoryRegion
+	workers map[*lun.Unit]*workers // of units over slow stores
 	// memoryLock, of a device that is a verbs.MemoryLocker, keeps writes to regions out of its packets.
 	memoryLock sync.Locker
 	port       iu.PortID
@@ -74,7 +75,7 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 	}
 	t := &Target{
 		ctx: ctx, conn: conn, cfg: cfg, stopping: make(chan struct{}), quit: make(chan struct{}), tmWake: make(chan struct{}, 1),
-		nexuses: map[iu.PortID]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{},
+		nexuses: map[iu.PortID]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{}, workers: map[*lun.Unit]*workers{},
 	}
 	if t.acl, err = ParseACL(cfg.ACL); err != nil {
 		return nil, err
@@ -107,6 +108,9 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 		u := cfg.Units.Find(num)
 		if _, ok := t.regions[u]; ok {
 			continue
+		}
+		if u.Slow() {
+			t.workers[u] = newWorkers()
 		}
 		var mrs []verbs.MemoryRegion
 		for _, r := range u.Regions() {
@@ -508,5 +512,8 @@ func (t *Target) free() {
 		}
 	}
 	t.regions = nil
+	for _, w := range t.workers {
+		w.close()
+	}
 	_ = t.pd.Dealloc()
 }

@@ -51,8 +51,19 @@ func openFabric(t testing.TB) *rdma.Fabric {
 // newRig serves specs: "0=ram:1m". cfg.Units and cfg.Listen are filled in.
 func newRig(t *testing.T, cfg Config, script string, specs ...string) *rig {
 	t.Helper()
-	r := &rig{t: t, fabric: openFabric(t), units: map[uint32]*lun.Unit{}, served: make(chan error, 1)}
+	return newRigWith(t, cfg, script, map[uint32]*lun.Unit{}, specs...)
+}
+
+// newRigWith serves units too, and closes them.
+func newRigWith(t *testing.T, cfg Config, script string, units map[uint32]*lun.Unit, specs ...string) *rig {
+	t.Helper()
+	r := &rig{t: t, fabric: openFabric(t), units: units, served: make(chan error, 1)}
 	cfg.Units = &lun.Map{}
+	for n, u := range units {
+		if err := cfg.Units.Add(n, u); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if len(specs) == 0 {
 		specs = []string{"0=ram:8m"}
 	}

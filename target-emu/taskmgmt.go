@@ -119,6 +119,10 @@ func (ch *channel) abort(v *command, m *taskMgmt, tas bool) {
 		} else {
 			v.dead = true
 		}
+		if ch.recall(v) {
+			ch.back(v)
+			return
+		}
 		v.tmfs = append(v.tmfs, m)
 		m.pending.Add(1)
 	}

@@ -167,11 +167,7 @@ func (m *Map) beginOther(t *Task, op scsi.Opcode) {
 		if !t.checkTransfer() {
 			return
 		}
-		if err := u.store.Sync(); err != nil {
-			t.storeError(err, true, t.off)
-			return
-		}
-		t.finish(scsi.StatusGood)
+		t.Way = WayWork
 	case scsi.OpVerify10, scsi.OpVerify12, scsi.OpVerify16:
 		u.verify(t)
 	case scsi.OpWriteVerify10, scsi.OpWriteVerify12, scsi.OpWriteVerify16:
@@ -268,6 +264,33 @@ func (t *Task) FinishOut(out []byte) {
 	}
 	if !t.Done {
 		t.finish(scsi.StatusGood)
+	}
+}
+
+// Finish executes a WayWork task. The task is Done afterwards.
+func (t *Task) Finish() {
+	switch t.tr.Op {
+	case scsi.OpWriteSame10, scsi.OpWriteSame16:
+		t.unit.doWriteSame(t, nil)
+	default:
+		t.sync()
+	}
+	if !t.Done {
+		t.finish(scsi.StatusGood)
+	}
+}
+
+// sync makes what was written durable, or fails.
+func (t *Task) sync() {
+	if err := t.unit.store.Sync(); err != nil {
+		t.storeError(err, true, t.off)
+	}
+}
+
+// written is the end of a command that has written without FUA: with the write cache off its data are durable before its status.
+func (t *Task) written() {
+	if t.unit.store.WriteBack() && !t.unit.writeBack.Load() {
+		t.sync()
 	}
 }
 
@@ -393,10 +416,7 @@ func (u *Unit) writeSame(t *Task) {
 		return
 	}
 	if t.tr.NDOB {
-		u.doWriteSame(t, nil)
-		if !t.Done {
-			t.finish(scsi.StatusGood)
-		}
+		t.Way = WayWork
 		return
 	}
 	t.wholeOut(int64(u.blockSize))
@@ -411,7 +431,9 @@ func (u *Unit) doWriteSame(t *Task, block []byte) {
 		u.unlock(t.off, n, true)
 		if err != nil {
 			t.storeError(err, true, t.off)
+			return
 		}
+		t.written()
 		return
 	}
 	pattern := bytes.Repeat(block, int(min(n, 64<<10)>>u.shift))
@@ -426,6 +448,7 @@ func (u *Unit) doWriteSame(t *Task, block []byte) {
 		}
 		off, n = off+w, n-w
 	}
+	t.written()
 }
 
 func allZero(b []byte) bool {
@@ -518,6 +541,9 @@ func (u *Unit) unmap(t *Task, list []byte) {
 		}
 		return err == nil
 	})
+	if !t.Done {
+		t.written()
+	}
 }
 
 func (u *Unit) reportOpcodes(t *Task) {

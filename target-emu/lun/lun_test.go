@@ -98,6 +98,9 @@ func (i *initiator) do(cdb scsi.CDB, out []byte) result {
 		}
 		t.FinishOut(out[:t.OutLen])
 	}
+	if t.Way == WayWork {
+		t.Finish()
+	}
 	if !t.Done {
 		i.t.Fatalf("%s: not done", cdb)
 	}
@@ -705,6 +708,18 @@ func TestReadWriteDoNotAllocate(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%v allocations for a WRITE, a READ and a direct WRITE; want 0", n)
 	}
+	i = attach(t, newMap(t, newUnit(t, "file:"+filepath.Join(t.TempDir(), "disk")+",size=1m", Config{})), 1)
+	if n := testing.AllocsPerRun(200, func() {
+		tk := &i.task
+		c = scsi.ReadCDB(8, 8)
+		tk.CDB = c.Bytes()
+		i.m.Begin(tk, i.n)
+		tk.TryReadChunk(buf, 0)
+		tk.FinishStream()
+		tk.End()
+	}); n != 0 {
+		t.Errorf("%v allocations for a READ from the page cache; want 0", n)
+	}
 }
 
 func FuzzBegin(f *testing.F) {
@@ -741,6 +756,8 @@ func FuzzBegin(f *testing.F) {
 			b := make([]byte, tk.OutLen)
 			copy(b, out)
 			tk.FinishOut(b)
+		case WayWork:
+			tk.Finish()
 		}
 		tk.End()
 	})
@@ -819,5 +836,50 @@ func TestMemoryLock(t *testing.T) {
 	i.good(scsi.Write10(0, 1), ones[:4096])
 	if w.times != before {
 		t.Error("locked after the device was gone")
+	}
+}
+
+// syncs counts what a store with a write cache is asked to make durable.
+type syncs struct {
+	Store
+	n int
+}
+
+func (s *syncs) WriteBack() bool { return true }
+func (s *syncs) Sync() error     { s.n++; return nil }
+
+// With the write cache off every command that writes has made its data durable when it ends, those without an FUA bit too.
+func TestWriteCacheOff(t *testing.T) {
+	ram, err := OpenStore(Spec{Kind: "ram", Size: 1 << 20, BlockSize: 512})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &syncs{Store: ram}
+	u, err := New(s, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	i := attach(t, newMap(t, u), 1)
+	list := scsi.AppendUnmap(nil, []scsi.Extent{{LBA: 1, Blocks: 2}})
+	for name, c := range map[string]struct {
+		cdb scsi.CDB
+		out []byte
+	}{
+		"WRITE":           {scsi.Write10(0, 1), make([]byte, 512)},
+		"WRITE SAME":      {scsi.WriteSame16(0, 8, false, false), bytes.Repeat([]byte{1}, 512)},
+		"WRITE SAME of 0": {scsi.WriteSame16(0, 8, false, false), make([]byte, 512)},
+		"WRITE SAME NDOB": {scsi.WriteSame16(0, 8, true, true), nil},
+		"UNMAP":           {scsi.Unmap(false, uint16(len(list))), list},
+		"COMPARE...":      {scsi.Transfer{Op: scsi.OpCompareAndWrite, LBA: 100, Blocks: 1}.CDB(), make([]byte, 1024)},
+	} {
+		for _, on := range []bool{true, false} {
+			u.writeBack.Store(on)
+			before := s.n
+			i.good(c.cdb, c.out)
+			if synced := s.n > before; synced == on {
+				t.Errorf("%s, write cache %v: made durable: %v", name, on, synced)
+			}
+		}
 	}
 }

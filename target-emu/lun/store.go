@@ -42,6 +42,12 @@ type Store interface {
 	String() string
 }
 
+// Slow is a Store whose methods may take as long as a disk does: a transport should not wait for them where others wait for it.
+type Slow interface {
+	// TryReadAt is ReadAt where that need not wait; false: it would have to, or went wrong, and p may hold anything.
+	TryReadAt(p []byte, off int64) bool
+}
+
 // Spec is a parsed LUN specification: a store and how the unit presents it.
 type Spec struct {
 	Kind      string // ram, null, file
@@ -394,6 +400,13 @@ func (f *file) Kind() string                                  { return "file" }
 func (f *file) String() string                                { return "file:" + f.path }
 func (f *file) Regions() []*hostmem.Region                    { return nil }
 func (f *file) Direct(_, _ int64, _ bool) (int, int64, int64) { return 0, 0, 0 }
+
+// TryReadAt reads what is in the page cache.
+func (f *file) TryReadAt(p []byte, off int64) bool {
+	iov := [1][]byte{p}
+	n, err := unix.Preadv2(int(f.f.Fd()), iov[:], off, unix.RWF_NOWAIT)
+	return err == nil && n == len(p)
+}
 
 func (f *file) Sync() error {
 	if f.ro {

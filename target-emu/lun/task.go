@@ -18,6 +18,7 @@ const (
 	WayWrite             // OutLen bytes streamed by WriteChunk or Direct
 	WayVerify            // OutLen bytes streamed by WriteChunk, which compares
 	WayWhole             // OutLen bytes in one buffer for FinishOut
+	WayWork              // no data, but work in the store: Finish
 )
 
 // SenseLen is the most sense that a task makes.
@@ -243,6 +244,18 @@ func (t *Task) ReadChunk(p []byte, at int64) bool {
 	return false
 }
 
+// TryReadChunk is ReadChunk where that need wait for nothing; false: it would have to, and nothing has happened.
+func (t *Task) TryReadChunk(p []byte, at int64) bool {
+	u := t.unit
+	off := t.off + at
+	if u.slow == nil || !u.tryRLock(off, int64(len(p))) {
+		return false
+	}
+	ok := u.slow.TryReadAt(p, off)
+	u.unlock(off, int64(len(p)), false)
+	return ok
+}
+
 // WriteChunk takes data-out for offset at of the task's data: it writes it, or for WayVerify compares it. On failure
 // the task is Done.
 func (t *Task) WriteChunk(p []byte, at int64) bool {
@@ -300,13 +313,18 @@ func (t *Task) FinishStream() {
 	if t.Done {
 		return
 	}
-	if t.Way == WayWrite && t.unit.store.WriteBack() && (t.tr.FUA || !t.unit.writeBack.Load() || t.isWriteVerify()) {
+	if t.Syncs() {
 		if err := t.unit.store.Sync(); err != nil {
 			t.storeError(err, true, t.off)
 			return
 		}
 	}
 	t.finish(scsi.StatusGood)
+}
+
+// Syncs reports that FinishStream will make what was written durable.
+func (t *Task) Syncs() bool {
+	return t.Way == WayWrite && t.unit.store.WriteBack() && (t.tr.FUA || !t.unit.writeBack.Load() || t.isWriteVerify())
 }
 
 func (t *Task) isWriteVerify() bool {

@@ -52,6 +52,7 @@ type Config struct {
 type Unit struct {
 	// Read-only after New.
 	store     Store
+	slow      Slow // store, if it is
 	cfg       Config
 	blockSize uint32
 	shift     uint8
@@ -87,6 +88,7 @@ func New(store Store, cfg Config) (*Unit, error) {
 	cfg.Revision = cmp.Or(cfg.Revision, "0001")
 	cfg.Serial = cmp.Or(cfg.Serial, "0")
 	u := &Unit{store: store, cfg: cfg, blockSize: cfg.BlockSize, nexuses: map[[16]byte]*Nexus{}, readOnly: store.ReadOnly()}
+	u.slow, _ = store.(Slow)
 	u.shift = 9
 	if cfg.BlockSize == 4096 {
 		u.shift = 12
@@ -124,6 +126,9 @@ func New(store Store, cfg Config) (*Unit, error) {
 
 // Store is what the unit is over.
 func (u *Unit) Store() Store { return u.store }
+
+// Slow reports that chunks and Finish methods of the unit's tasks may take as long as a disk does.
+func (u *Unit) Slow() bool { return u.slow != nil }
 
 // BlockSize is in bytes.
 func (u *Unit) BlockSize() uint32 { return u.blockSize }
@@ -293,6 +298,22 @@ func (u *Unit) unlock(off, n int64, write bool) {
 			break
 		}
 	}
+}
+
+// tryRLock is lock for reading, unless it would have to wait.
+func (u *Unit) tryRLock(off, n int64) bool {
+	a, b := u.stripeRange(off, n)
+	for i := range stripes {
+		if inStripes(i, a, b) && !u.locks[i].TryRLock() {
+			for j := range i {
+				if inStripes(j, a, b) {
+					u.locks[j].RUnlock()
+				}
+			}
+			return false
+		}
+	}
+	return true
 }
 
 // stripeRange gives the first and the last stripe, the latter beyond stripes when the range wraps.
