@@ -661,11 +661,21 @@ func (ch *channel) pieces(c *command, op verbs.SendOpcode, local uint64, lkey ui
 	}
 }
 
+// onBlocks reports that each descriptor but the last ends where a block does: no block is divided among requests.
+func (c *command) onBlocks(size uint32) bool {
+	for i := range len(c.descs) - 1 {
+		if c.descs[i].Len%size != 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // window finds memory for the next bytes of c's data: its address, key and length, 0 when c has been queued for a buffer.
 func (ch *channel) window(c *command, rest int64) (addr uint64, lkey uint32, n int64) {
 	t := &c.task
 	spoiled := c.verdict != nil && c.verdict.corrupt > 0
-	if (t.Way == lun.WayRead || t.Way == lun.WayWrite) && len(c.unit.mrs) > 0 && (c.unit.null || c.want > smallLen || c.unit.whole && !c.out) && !spoiled {
+	if (t.Way == lun.WayRead || t.Way == lun.WayWrite) && len(c.unit.mrs) > 0 && (c.unit.null || c.want > smallLen || c.unit.whole && !c.out && c.onBlocks(c.unit.nexus.Unit().BlockSize())) && !spoiled {
 		if r, at, n := t.Direct(c.moved, rest); n > 0 {
 			c.direct = true
 			mr := c.unit.mrs[r]

@@ -22,6 +22,7 @@ import (
 	"srp-initiator/rdma/hostmem"
 	"srp-initiator/rdma/softroce"
 	"srp-initiator/rdma/verbs"
+	"srp-initiator/srp/iu"
 	"srp-initiator/target-emu/lun"
 )
 
@@ -1128,4 +1129,22 @@ func TestBlocksAreWhole(t *testing.T) {
 		writer.good(writer.recv(), 1)
 	}
 	t.Logf("%d reads, %d of them between the two blocks of a write", reads, mixed)
+}
+
+func TestDividedBlocks(t *testing.T) {
+	for _, c := range []struct {
+		lens []uint32
+		want bool
+	}{
+		{nil, true}, {[]uint32{100}, true}, {[]uint32{4096, 4096}, true}, {[]uint32{8192, 4096, 100}, true},
+		{[]uint32{4000, 4192}, false}, {[]uint32{4096, 512, 3584}, false},
+	} {
+		var c1 command
+		for _, n := range c.lens {
+			c1.descs = append(c1.descs, iu.Descriptor{Len: n})
+		}
+		if got := c1.onBlocks(4096); got != c.want {
+			t.Errorf("%v: %t", c.lens, got)
+		}
+	}
 }
