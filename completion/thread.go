@@ -3,6 +3,8 @@ package completion
 import (
 	"fmt"
 	"runtime"
+	"runtime/metrics"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,9 +29,30 @@ func lockThread(cpus []int, nice int) error {
 	return nil
 }
 
+// runnable asks the runtime how many goroutines wait for a processor. Whoever asks has taken the flag: metrics.Read makes who
+// comes second wait.
+var runnable = struct {
+	asked  atomic.Bool
+	sample []metrics.Sample
+}{sample: []metrics.Sample{{Name: "/sched/goroutines/runnable:goroutines"}}}
+
 // giveWay lets other goroutines run, then other threads on this CPU: a poller that shares its CPU with
-// the peer it polls for must let it work.
+// the peer it polls for must let it work. It goes to the Go scheduler only when a goroutine waits for that: a Gosched with
+// nobody to run wakes an idle thread on another CPU all the same, which takes the poller along.
 func giveWay() {
-	runtime.Gosched()
+	if othersRunnable() {
+		runtime.Gosched()
+	}
 	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+}
+
+func othersRunnable() bool {
+	if !runnable.asked.CompareAndSwap(false, true) {
+		return false // another poller is asking
+	}
+	metrics.Read(runnable.sample)
+	v := runnable.sample[0].Value
+	some := v.Kind() != metrics.KindUint64 || v.Uint64() > 0
+	runnable.asked.Store(false)
+	return some
 }

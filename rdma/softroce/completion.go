@@ -156,7 +156,7 @@ func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 		}
 	}
 	d.flushDeferred()
-	if !missed && !d.led && !c.channel.served.Load() {
+	if !missed && !d.led && (!c.channel.served.Load() || c.channel.dozes.Load()) {
 		d.armPump()
 	}
 	return missed, nil
@@ -247,6 +247,8 @@ type channel struct {
 	// served is set once somebody has waited: who arms a queue of the channel will wait again, and then watch the link himself or see that
 	// somebody does. Until then it is the pump's to watch.
 	served atomic.Bool
+	// dozes is set while a goroutine waits that does not watch the link.
+	dozes atomic.Bool
 }
 
 // CreateCompletionChannel makes a channel for any number of completion queues of the device.
@@ -339,14 +341,17 @@ func (ch *channel) Wait(events []verbs.CompletionQueue) (int, error) {
 	d := ch.d
 	ch.served.Store(true)
 	for {
+		// While no queue is armed, whoever polls drives the device: a leader parked on the link would be woken by each packet that is theirs.
 		d.mu.Lock()
-		leader := d.lead()
-		if !leader && !d.led {
+		leader := d.waiting > 0 && d.lead()
+		if d.waiting > 0 && !d.led {
 			d.armPump()
 		}
+		ch.dozes.Store(!leader)
 		d.unlock()
 		if !leader {
 			if n, done, err := ch.collect(events, onSignal); done {
+				ch.dozes.Store(false)
 				return n, err
 			}
 			<-ch.signal

@@ -5,7 +5,8 @@ package softroce
 // batch, and then wakes those who armed a completion queue. Turns are driven by
 //
 //	pollers: Poll on an empty completion queue, when nobody else holds the mutex;
-//	waiters: of the goroutines in Wait and the threads in WaitThread one, the leader, waits for the link itself;
+//	waiters: of the goroutines in Wait and the threads in WaitThread one, the leader, waits for the link itself, a goroutine only
+//	while a queue is armed;
 //	the pump, a goroutine parked on the link: for timers, for who waits while there is no leader, and
 //	for everything when nobody has polled or waited for a millisecond.
 //
