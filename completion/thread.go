@@ -38,9 +38,10 @@ var runnable = struct {
 
 // giveWay lets other goroutines run, then other threads on this CPU: a poller that shares its CPU with
 // the peer it polls for must let it work. It goes to the Go scheduler only when a goroutine waits for that: a Gosched with
-// nobody to run wakes an idle thread on another CPU all the same, which takes the poller along.
+// nobody to run wakes an idle thread on another CPU all the same, which takes the poller along. A process
+// with one processor has no such thread, and its timers run only when the scheduler does.
 func giveWay() {
-	if othersRunnable() {
+	if runtime.GOMAXPROCS(0) == 1 || othersRunnable() {
 		runtime.Gosched()
 	}
 	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)

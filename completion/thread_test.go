@@ -13,6 +13,9 @@ func TestGiveWay(t *testing.T) {
 	for range 100 {
 		var ran atomic.Bool
 		go ran.Store(true)
+		if !othersRunnable() && !ran.Load() {
+			t.Fatal("a ready goroutine is not seen")
+		}
 		turns := 0
 		for end := time.Now().Add(stall); !ran.Load(); turns++ {
 			if time.Now().After(end) {
