@@ -29,10 +29,16 @@ func (p *peer) prOut(tag uint64, action, typ byte, key, saKey uint64) {
 func (p *peer) stuckWrite(r *rig) {
 	p.t.Helper()
 	p.sendOnly(p.direct(cmdBytes(2, 0, 0x10, rw10(0x2a, 0, 6000)...), 0, 6000*512))
+	p.dumb()
+	r.wait(1)
+}
+
+// dumb makes the peer's queue pair answer nothing any more.
+func (p *peer) dumb() {
+	p.t.Helper()
 	if err := p.qp.Modify(&verbs.QPAttr{State: verbs.QPError}, verbs.QPMaskState); err != nil {
 		p.t.Fatal(err)
 	}
-	r.wait(1)
 }
 
 // What ends another's commands is answered, but not as long as one of them may still write to the unit.
@@ -437,5 +443,103 @@ func TestWholeDataInManyPieces(t *testing.T) {
 		}
 		p.close()
 		r.stop()
+	}
+}
+
+// Two sessions add to one block with COMPARE AND WRITE: each success counts once, and no READ finds a block of two minds.
+func TestCompareAndWriteBetweenSessions(t *testing.T) {
+	f := openFabric(t)
+	for _, spec := range []string{"0=ram:1m", "0=ram:1m,bs=4096", "0=file:" + t.TempDir() + "/disk,size=1m"} {
+		bs := 512
+		if strings.Contains(spec, "4096") {
+			bs = 4096
+		}
+		r := newRig(t, Config{}, "", spec)
+		const each = 60
+		var wg sync.WaitGroup
+		for i := range 2 {
+			p := r.login(f, byte(1+i), false)
+			wg.Go(func() {
+				tag := uint64(0)
+				read := func() uint64 {
+					tag++
+					p.send(p.direct(cmdBytes(tag, 0, 1, rw10(0x28, 3, 1)...), 0, bs))
+					p.good(p.recv(), tag)
+					b := p.data(0, bs)
+					n := be.Uint64(b)
+					for at := 0; at < bs; at += 8 {
+						if v := be.Uint64(b[at:]); v != n {
+							t.Errorf("%s: a block with %d and %d", spec, n, v)
+							break
+						}
+					}
+					return n
+				}
+				for done := 0; done < each; {
+					old := read()
+					pair := p.data(1<<20, 2*bs)
+					for at := 0; at < bs; at += 8 {
+						be.PutUint64(pair[at:], old)
+						be.PutUint64(pair[bs+at:], old+1)
+					}
+					tag++
+					p.send(p.direct(cmdBytes(tag, 0, 0x10, 0x89, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1), 1<<20, 2*bs))
+					g := p.recv()
+					switch key, _ := senseOf(g); {
+					case g[19] == 0:
+						done++
+					case g[19] != 2 || key != 0xe:
+						t.Errorf("%s: % x", spec, g)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		p := r.login(f, 9, false)
+		p.send(p.direct(cmdBytes(1, 0, 1, rw10(0x28, 3, 1)...), 0, bs))
+		p.good(p.recv(), 1)
+		if n := be.Uint64(p.data(0, bs)); n != 2*each {
+			t.Errorf("%s: %d after %d successes", spec, n, 2*each)
+		}
+		p.close()
+		r.stop()
+	}
+}
+
+// A reservation outlives the session that made it, holds others off, and is taken over by PREEMPT; the new session of the old holder finds
+// its registration gone.
+func TestReservationOutlivesSession(t *testing.T) {
+	f := openFabric(t)
+	r := newRig(t, Config{}, "")
+	a, b := r.login(f, 1, false), r.login(f, 2, false)
+	for i, p := range []*peer{a, b} {
+		p.prOut(1, 0, 0, 0, uint64(i+1))
+		p.good(p.recv(), 1)
+	}
+	a.prOut(2, 1, 1, 1, 0) // write exclusive
+	a.good(a.recv(), 2)
+	a.dumb() // dies without a word
+	write := func(p *peer, tag uint64, status byte) {
+		t.Helper()
+		p.send(p.direct(cmdBytes(tag, 0, 0x10, rw10(0x2a, 0, 1)...), 0, 512))
+		if g := p.recv(); g[19] != status {
+			t.Errorf("write: status %x, want %x", g[19], status)
+		}
+	}
+	write(b, 3, 0x18)
+	a.close()
+	write(b, 4, 0x18)
+	a = r.login(f, 1, false) // the same port, anew: it still holds
+	write(a, 5, 0)
+	write(b, 5, 0x18)
+	b.prOut(6, 4, 1, 2, 1)
+	b.good(b.recv(), 6)
+	write(b, 7, 0)
+	write(a, 8, 2) // REGISTRATIONS PREEMPTED
+	write(a, 9, 0x18)
+	a.prOut(10, 1, 1, 1, 0)
+	if g := a.recv(); g[19] != 0x18 {
+		t.Errorf("RESERVE by an unregistered nexus: status %x", g[19])
 	}
 }
