@@ -52,6 +52,8 @@ const (
 	txLen = 512
 	// maxLogins is how many logins may be under way at once.
 	maxLogins = 64
+	// maxLoginsFrom of them from one address: logins that one node begins and does not finish keep nobody else out.
+	maxLoginsFrom = maxLogins / 2
 	// breakTime is how long a channel that a fault broke off stays silent before its DREQ.
 	breakTime = 10 * time.Second
 	// loginTimeout ends a login whose peer does not finish it.

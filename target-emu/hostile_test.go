@@ -543,3 +543,40 @@ func TestReservationOutlivesSession(t *testing.T) {
 		t.Errorf("RESERVE by an unregistered nexus: status %x", g[19])
 	}
 }
+
+// Logins that one node begins and does not finish keep another one out of nothing.
+func TestUnfinishedLoginsOfOneNode(t *testing.T) {
+	bad, good := openFabric(t), openFabric(t)
+	g, err := bad.Context().QueryGID(1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, Config{}, fmt.Sprintf("login from=%s : delay 3s", g.GID.Addr()))
+	var logins sync.WaitGroup
+	var refused atomic.Int32
+	for i := range maxLogins + 6 {
+		p := newPeer(t, bad)
+		logins.Go(func() {
+			rej, err := p.dial(r, loginBytes(byte(10+i), r.target.PortID(), false))
+			if err != nil {
+				t.Errorf("login: %v", err)
+			} else if rej != nil {
+				refused.Add(1)
+			}
+		})
+	}
+	for limit := time.Now().Add(2 * time.Second); refused.Load() < maxLogins+6-maxLoginsFrom && time.Now().Before(limit); {
+		time.Sleep(time.Millisecond)
+	}
+	p := r.login(good, 1, false)
+	p.send(cmdBytes(1, 0, 0))
+	p.good(p.recv(), 1)
+	logins.Wait()
+	if n := refused.Load(); n != maxLogins+6-maxLoginsFrom {
+		t.Errorf("%d refused, want %d", n, maxLogins+6-maxLoginsFrom)
+	}
+	// And all is as before.
+	q := r.login(bad, 2, false)
+	q.send(cmdBytes(1, 0, 0))
+	q.good(q.recv(), 1)
+}

@@ -50,6 +50,7 @@ type Target struct {
 	mu       sync.Mutex
 	nexuses  map[iu.PortID]*nexus // guarded by mu; by initiator port
 	sessions int                  // guarded by mu; logins under way count
+	underWay map[netip.Addr]int   // guarded by mu: logins by address
 	gone     time.Time            // guarded by mu: vanished until then
 	past     []ChannelStats       // guarded by mu: of ended channels
 
@@ -75,7 +76,7 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 	}
 	t := &Target{
 		ctx: ctx, conn: conn, cfg: cfg, stopping: make(chan struct{}), quit: make(chan struct{}), tmWake: make(chan struct{}, 1),
-		nexuses: map[iu.PortID]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{}, workers: map[*lun.Unit]*workers{},
+		nexuses: map[iu.PortID]*nexus{}, underWay: map[netip.Addr]int{}, regions: map[*lun.Unit][]verbs.MemoryRegion{}, workers: map[*lun.Unit]*workers{},
 	}
 	if t.acl, err = ParseACL(cfg.ACL); err != nil {
 		return nil, err
@@ -203,7 +204,7 @@ func (t *Target) acceptLoop(ctx context.Context) error {
 		default:
 			return fmt.Errorf("targetemu: %w", err)
 		}
-		if t.pending.Load() >= maxLogins {
+		if from := peerAddr(conn); t.pending.Load() >= maxLogins || !t.begins(from) {
 			t.reject(conn, 0, &rejection{reason: iu.RejectInsufficientResources, why: "too many logins at once"})
 			_ = conn.Close()
 			continue
@@ -215,12 +216,33 @@ func (t *Target) acceptLoop(ctx context.Context) error {
 	}
 }
 
+// begins counts a login of an address, unless it has enough under way.
+func (t *Target) begins(from netip.Addr) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.underWay[from] >= maxLoginsFrom {
+		return false
+	}
+	t.underWay[from]++
+	return true
+}
+
+// ends undoes begins, and the counting in pending.
+func (t *Target) ends(from netip.Addr) {
+	t.pending.Add(-1)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.underWay[from]--; t.underWay[from] <= 0 {
+		delete(t.underWay, from)
+	}
+}
+
 // login takes one connection request to its end. arrival is its place in the order in which they came, which its goroutine may be overtaken in.
 func (t *Target) login(ctx context.Context, conn cm.Conn, arrival uint64) {
 	counted := true
 	defer func() {
 		if counted {
-			t.pending.Add(-1)
+			t.ends(peerAddr(conn))
 		}
 	}()
 	// While it is away the request is lost; the peer repeats it, and the one that comes when the target is back is answered, unless the peer gave up.
@@ -255,7 +277,7 @@ func (t *Target) login(ctx context.Context, conn cm.Conn, arrival uint64) {
 		return
 	}
 	counted = false
-	t.pending.Add(-1)
+	t.ends(peerAddr(conn))
 	ch.run()
 }
 
