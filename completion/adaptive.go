@@ -5,78 +5,86 @@ import (
 	"time"
 )
 
-// pace tells a Poller whether an instance that has become empty is worth polling on. Polling saves a notification
-// per find and costs the empty polls before it; blk-iopoll polls on regardless or not at all, and its first critic saw what
-// that means below saturation: a schedule, a complete and an interrupt for every command. So the
-// empty polls are counted. While they are fewer than a notification is worth, polling goes on; where they are not, the queue is armed at
-// once, and polling is tried again ever more rarely.
+// pace tells the owner of an instance that has become empty whether to poll on. Polling saves a notification per find and costs
+// the CPU time spent in vain before it; blk-iopoll polls on regardless or not at all, and its first critic saw what that means below
+// saturation: a schedule, a complete and an interrupt for every command. So the time is measured. While a find costs less of it than a
+// notification does, polling goes on; where it costs more, the queue is armed at once, and polling is tried again ever more rarely.
 type pace struct {
-	last    int64 // when work was last found
-	polled  int64 // when the queue was last polled
-	barren  int   // empty polls since work was last found, and time lost to others
-	cost    int   // mean empty polls before a find, in 1/16
-	batch   int   // mean completions of a find, in 1/16
+	last    int64 // when work was last found, or polling began
+	polled  int64 // end of the last poll; 0: polling has not begun
+	vain    int64 // ns polled in vain since work was last found
+	cost    int64 // mean of vain before a find
+	batch   int64 // mean completions of a find, in 1/16
+	perWake int64 // mean completions that a notification brought, in 1/16
+	wakes   bool  // a find wakes a goroutine that waits
 	finds   int   // since polling began: notifications saved
-	resting int   // notifications to be served in place before polling is tried again
+	resting int   // notifications or waits to be served by the notification before polling is tried again
 	backoff int
-	worth   int // least batch
 }
 
 const (
-	// barrenWorth is how many empty polls, each with a yield of the CPU, cost what a notification costs where CPUs are busy. Waking an
-	// idle CPU costs more, but then the CPU time that polling takes is seen in full.
-	barrenWorth = 3
-	// worthBatch is how many completions a find must bring on average: for one command after the other the peer's way to us is shortest when
-	// we sleep, and its wake-up on another CPU the dearest part of it when we do not. A process that has one CPU has no such wake-ups: there
-	// any find will do.
-	worthBatch = 2
+	// vainWorth is what a notification costs in CPU time of both ends where a sleeping thread has to be woken on another CPU: 45 to
+	// 65 us on virtual machines.
+	vainWorth = int64(60 * time.Microsecond)
+	// vainPoll is the most that one empty poll and the yield behind it count for: what takes longer was somebody else's work.
+	vainPoll = int64(5 * time.Microsecond)
 
 	paying     = 8   // finds for which a stretch of polling was worth its beginning and end
 	maxBackoff = 256 // notifications between two tries
 )
 
-// lostTime is how much time away between two polls counts as one more: when others want the CPU who yields waits for all of them,
+// lostTime is how much time away between two polls counts in full: when others want the CPU who yields waits for all of them,
 // while a notification would have been let in before them. Our own work between two polls takes less. A variable for
 // the tests, which others' load would rule.
 var lostTime = int64(200 * time.Microsecond)
 
-// found notes that a turn that ended at time at had work.
+// woken notes what a notification brought. Polling finds fewer at a time, being quicker: what it saves is that part of a notification.
+func (p *pace) woken(work int) { p.perWake += (16*int64(min(max(work, 1), 64)) - p.perWake) / 8 }
+
+// found notes that a poll that ended at time at found work.
 func (p *pace) found(work int, at int64) {
-	p.away(at)
-	p.batch += (16*min(work, 64) - p.batch) / 8
-	p.cost += (16*min(p.barren, 4*barrenWorth) - p.cost) / 8
-	p.barren, p.last = 0, at
+	p.cost += (p.vain - p.cost) / 8
+	p.batch += (16*int64(min(work, 64)) - p.batch) / 8
+	p.vain, p.polled, p.last = 0, at, at
 	p.finds++
 }
 
-// away counts the time since the last poll.
-func (p *pace) away(at int64) {
-	if p.polled != 0 {
-		p.barren += int((at - p.polled) / lostTime)
-	}
-	p.polled = at
-}
-
-// tries reports whether a notification is followed by polling.
+// tries reports whether to poll on behind a notification, or in place of one.
 func (p *pace) tries() bool {
 	if p.resting > 0 {
 		p.resting--
 		return false
 	}
-	return p.batch >= p.worth
+	return true
 }
 
-// pays reports whether to poll on at time at, after a turn that found the queue empty in the end, or from the beginning.
+// begin notes that polling begins, or goes on after a time that was not spent on it; wakes: by a goroutine for others, which a find has to wake.
+func (p *pace) begin(at int64, wakes bool) { p.polled, p.last, p.wakes = at, at, wakes }
+
+// pays reports whether to poll on at time at, after a poll that found the queue empty in the end, or from the beginning.
 func (p *pace) pays(work int, at, linger int64) bool {
 	if work == 0 {
-		p.away(at)
-		p.barren++
+		away := at - p.polled
+		if away < lostTime {
+			away = min(away, vainPoll)
+		}
+		p.vain += away
 	}
-	if p.batch >= p.worth && p.cost <= 16*barrenWorth && p.barren <= 2*barrenWorth && at-p.last < linger {
+	p.polled = at
+	if worth := p.worth(); p.cost <= worth && p.vain <= 4*worth && at-p.last < linger {
 		return true
 	}
 	p.ended()
 	return false
+}
+
+// worth is the time in vain that a find is worth: that of a notification, or where goroutines have to be woken for each find, too, the part of it
+// that a notification spends on as many completions.
+func (p *pace) worth() int64 {
+	if !p.wakes {
+		return vainWorth
+	}
+	return vainWorth * min(max(p.batch, 16), max(p.perWake, 16)) / max(p.perWake, 16)
 }
 
 // ended notes that the queue is armed again.
@@ -86,8 +94,9 @@ func (p *pace) ended() {
 	} else {
 		p.backoff = min(max(1, 2*p.backoff), maxBackoff)
 	}
-	p.resting, p.finds, p.barren, p.polled = p.backoff, 0, 0, 0
-	p.cost = min(p.cost, 16*barrenWorth) // else it would never be tried again
+	p.resting, p.finds, p.vain, p.polled = p.backoff, 0, 0, 0
+	p.batch = p.perWake             // until polling shows what it finds
+	p.cost = min(p.cost, p.worth()) // else it would never be tried again
 }
 
 // Adaptive polling, in units of 1/256 completion.
@@ -129,7 +138,7 @@ func (c *crowd) blocks() bool { return c.skip.Load() > 0 && c.skip.Add(-1) >= 0 
 
 // serveAdaptive reaps like serveUntilEmpty; when wake-ups keep finding several completions it stays
 // and polls, without notifications, until a window of Spin finds one on average, or none at all twice (the stall guard). Where
-// no goroutine waits, as on a target, it also stays while a few empty polls cost less than the notification they save.
+// no goroutine waits, as on a target, it also stays while polling costs less than the notifications it saves.
 func (i *Instance) serveAdaptive() {
 	a := &i.adaptive
 	window := int64(i.cfg.Spin)
@@ -142,12 +151,13 @@ func (i *Instance) serveAdaptive() {
 	}
 	began := now()
 	slice, budget := began, i.cfg.Budget
-	polling := a.perWake >= enterAt
+	tried := i.cfg.Linger > 0 && i.pace.tries()
+	polling := a.perWake >= enterAt && tried
 	if polling {
 		i.count.pollEntered.Add(1)
 		a.perWindow = a.perWake
 	}
-	lingering := !polling && i.cfg.Linger > 0 && i.parked.Load() == 0 && i.pace.tries()
+	lingering := !polling && i.parked.Load() == 0 && tried
 	found, lastFind, total := int64(0), began, int64(0)
 	woken := int64(-1) // of total, what the notification was about
 	for {
@@ -159,13 +169,15 @@ func (i *Instance) serveAdaptive() {
 		at := now()
 		if t.work > 0 {
 			lastFind = at
-			if lingering && verdict != gone {
+			if woken >= 0 && verdict != gone && (polling || lingering) {
 				i.pace.found(t.work, at)
 			}
 		}
 		if verdict == idle {
 			if woken < 0 {
 				woken = total
+				i.pace.woken(int(woken))
+				i.pace.begin(at, i.parked.Load() > 0)
 			}
 			if polling && at-began >= window {
 				a.perWindow += (found*perCompletion*window/(at-began) - a.perWindow) / 8
@@ -179,9 +191,10 @@ func (i *Instance) serveAdaptive() {
 					a.perWake = perCompletion
 				}
 			}
-			if lingering {
-				lingering = i.parked.Load() == 0 && i.pace.pays(t.work, at, int64(i.cfg.Linger))
+			if (polling || lingering) && !i.pace.pays(t.work, at, int64(i.cfg.Linger)) {
+				polling, lingering = false, false
 			}
+			lingering = lingering && i.parked.Load() == 0
 			t.phase = leaving
 			if polling || lingering {
 				t.phase = spent

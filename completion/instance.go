@@ -3,7 +3,6 @@ package completion
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,13 +19,11 @@ const (
 	// DefaultSlice bounds a turn in time, as irq_poll_softirq does with one jiffy.
 	DefaultSlice = time.Millisecond
 	// DefaultAdaptiveSpin is about what waking a thread on another CPU costs on a virtual machine. DefaultLinger is longer, so that it is
-	// the number of empty polls that ends polling, unless others have the CPU meanwhile.
+	// the time polled in vain that ends polling, unless others have the CPU meanwhile.
 	DefaultLinger       = 200 * time.Microsecond
 	DefaultAdaptiveSpin = 50 * time.Microsecond
 	DefaultDirectSpin   = time.Millisecond
 	DefaultIdleGuard    = 100 * time.Millisecond
-	// spinWorthwhile is the usual wait up to which polling all of it costs less than to block and be woken.
-	spinWorthwhile = 150 * time.Microsecond
 )
 
 // ErrOwned says that somebody else is reaping the instance right now.
@@ -48,16 +45,16 @@ type Config struct {
 	Slice  time.Duration
 
 	Poller *Poller // mode Poll; nil: DefaultPoller(Vector)
-	// Linger is how long a Poller goes on polling an instance that has become empty, as long as few polls come between two that find
-	// something. 0: DefaultLinger; negative: not at all, as irq_poll.
+	// Linger is how long a Poller goes on polling an instance that has become empty, as long as that costs less than notifications.
+	// 0: DefaultLinger; negative: not at all, as irq_poll.
 	Linger time.Duration
 
 	LockThread bool  // mode Thread: an OS thread of its own
 	Nice       int   // mode Thread with LockThread: the thread's nice value
 	CPUs       []int // mode Thread with LockThread: where it may run; nil: anywhere
 
-	// Spin is how long a goroutine in Wait polls before it blocks. 0: DefaultDirectSpin; in mode Adaptive twice
-	// the usual wait, at least DefaultAdaptiveSpin, and no more than that when the usual wait is long. Negative: not at all.
+	// Spin is how long a goroutine in Wait polls before it blocks. 0: DefaultDirectSpin, in mode Adaptive only
+	// while that costs less than a notification. Negative: not at all.
 	Spin time.Duration
 	// Hybrid makes Wait sleep half the mean latency before it polls (block layer hybrid polling, 2016), when
 	// that is long enough to sleep at all and nobody else is waiting. An answer that comes earlier than half the mean is seen
@@ -152,9 +149,6 @@ func newInstance(cq verbs.CompletionQueue, ch verbs.CompletionChannel, cfg Confi
 		kick:     make(chan struct{}, 1),
 		notifier: make(chan struct{}),
 		depth:    1,
-	}
-	if runtime.GOMAXPROCS(0) > 1 {
-		i.pace.worth = 16 * worthBatch
 	}
 	i.guard = time.AfterFunc(time.Hour, i.guardExpired)
 	i.guard.Stop()

@@ -339,9 +339,9 @@ func (p *Poller) turn() {
 	budget, began := p.cfg.Budget, now()
 	for at, barren := began, 0; p.head != nil && barren < p.length; p.collect() {
 		i := p.pop()
-		work := p.serve(i, at)
+		var work int
+		work, at = p.serve(i)
 		budget -= work
-		at = now()
 		if work > 0 {
 			barren = 0
 		} else {
@@ -365,9 +365,10 @@ func (p *Poller) turn() {
 
 // serve gives one instance its turn and puts it where it belongs. The instance may belong to somebody else
 // when serve returns.
-func (p *Poller) serve(i *Instance, at int64) (work int) {
+func (p *Poller) serve(i *Instance) (work int, at int64) {
 	t := turn{weight: i.weight}
 	verdict := i.run(&t)
+	at = now()
 	if t.work > 0 && verdict != gone { // a disabler may have taken the instance when its weight was used up
 		i.pace.found(t.work, at)
 	}
@@ -381,7 +382,7 @@ func (p *Poller) serve(i *Instance, at int64) (work int) {
 	if verdict == tail {
 		p.append(i)
 	}
-	return t.work
+	return t.work, at
 }
 
 // serveFirst is what follows a notification, in the notification goroutine. The instance goes to the poller when it has more work than its
@@ -389,13 +390,17 @@ func (p *Poller) serve(i *Instance, at int64) (work int) {
 func (i *Instance) serveFirst(p *Poller) {
 	t := turn{weight: i.weight, here: true}
 	verdict := i.run(&t)
-	switch {
-	case t.work == 0:
+	if t.work == 0 {
 		i.count.barren.Add(1)
-	case verdict != gone: // else it is another's, and its pace too
-		i.pace.found(t.work, now())
 	}
-	if verdict == idle && i.cfg.Linger > 0 && i.pace.tries() {
+	if verdict != gone { // else it is another's, and its pace too
+		i.pace.woken(t.work)
+	}
+	lingering := verdict == idle && i.cfg.Linger > 0 && i.pace.tries()
+	if lingering {
+		i.pace.begin(now(), true)
+	}
+	for lingering {
 		t.phase = spent
 		if verdict = i.run(&t); verdict == gone {
 			return
@@ -404,12 +409,15 @@ func (i *Instance) serveFirst(p *Poller) {
 		t = turn{weight: i.weight, here: true}
 		verdict = i.run(&t)
 		switch {
-		case t.work == 0:
-			i.pace.ended()
-		case verdict == idle:
+		case verdict != idle: // the weight was used up, or it is another's now
+			lingering = false
+		case t.work > 0:
 			i.pace.found(t.work, now())
 			t.phase = spent
 			verdict = i.run(&t)
+			lingering = false
+		default:
+			lingering = i.pace.pays(0, now(), int64(i.cfg.Linger))
 		}
 	}
 	if verdict == idle {

@@ -21,6 +21,7 @@ type Waiter struct {
 	prev, next *Waiter
 	listed     bool
 	granted    bool  // the instance is owned by this waiter
+	rests      bool  // the waiter's own: it has found that polling is not worth it
 	spinUntil  int64 // worth the polling role until then
 }
 
@@ -151,17 +152,10 @@ func (i *Instance) spin() time.Duration {
 		return 0
 	case i.cfg.Spin > 0:
 		return i.cfg.Spin
-	case i.Mode() == Direct:
-		return DefaultDirectSpin
-	}
-	if i.crowd.blocks() {
+	case i.Mode() == Adaptive && i.crowd.blocks():
 		return 0
 	}
-	// Adaptive: long enough for what is usual, unless that is so long that blocking is cheaper.
-	if usual := time.Duration(i.latency.Load()); usual <= spinWorthwhile {
-		return max(2*usual, DefaultAdaptiveSpin)
-	}
-	return DefaultAdaptiveSpin
+	return DefaultDirectSpin // at the most: in mode Adaptive the leader's pace ends it before
 }
 
 // Wait returns true when w has been signaled, false when the deadline (zero: none) has passed before. In
@@ -228,6 +222,9 @@ func (i *Instance) waitPolling(w *Waiter, deadline time.Time) bool {
 		} else {
 			done, ok = i.follow(w, until, end, deadline)
 		}
+		if w.rests {
+			w.rests, until = false, 0
+		}
 		if done {
 			i.noteLatency(now()-began, ok)
 			return ok
@@ -271,6 +268,14 @@ func earlier(deadline, t time.Time) time.Time {
 // lead polls as the owner until w is signaled, the deadline passes or polling is not worth it any more; then it leaves.
 func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 	i.count.leads.Add(1)
+	// In mode Adaptive polling must also be worth it.
+	paced := i.cfg.Spin == 0 && i.Mode() == Adaptive
+	if paced {
+		if !i.pace.tries() {
+			until, paced, w.rests = 0, false, true
+		}
+		i.pace.begin(now(), false)
+	}
 	for budget := i.cfg.Budget; ; {
 		if w.take() {
 			i.leave()
@@ -281,6 +286,14 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 		if verdict == gone {
 			return false, false
 		}
+		at := now()
+		if paced {
+			if t.work > 0 {
+				i.pace.found(t.work, at)
+			} else if !i.pace.pays(0, at, int64(DefaultLinger)) {
+				until, paced, w.rests = 0, false, true
+			}
+		}
 		if w.take() {
 			// What found this waiter's completion may have left work half done, and nobody polls after a waiter that leaves the
 			// queue unarmed: a provider that holds posted requests back until the queue has been seen empty must see that.
@@ -289,7 +302,6 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 			}
 			return true, true
 		}
-		at := now()
 		if at >= end {
 			i.leave()
 			return true, false
@@ -358,10 +370,7 @@ func (i *Instance) follow(w *Waiter, until, end int64, deadline time.Time) (done
 		panic("completion: two owners")
 	}
 	if granted || mine {
-		if d, s := i.lead(w, until, end); d {
-			return d, s
-		}
-		return false, false
+		return i.lead(w, until, end)
 	}
 	if w.take() {
 		return true, true

@@ -1,0 +1,87 @@
+package completion
+
+import (
+	"testing"
+	"time"
+)
+
+// stretch polls on: each find brings work after so many empty polls, gap apart. It returns how many finds there were before polling ended.
+func stretch(p *pace, at *int64, work, empty int, gap time.Duration, most int) int {
+	p.begin(*at, p.wakes)
+	for n := range most {
+		for range empty {
+			*at += int64(gap)
+			if !p.pays(0, *at, int64(time.Second)) {
+				return n
+			}
+		}
+		*at += int64(10 * time.Microsecond) // our own work
+		p.found(work, *at)
+		if !p.pays(work, *at, int64(time.Second)) {
+			return n + 1
+		}
+	}
+	return most
+}
+
+// TestPace: polling goes on while a find costs less time in vain than a notification, or the share of one that the find replaces where each find
+// wakes somebody too; what was others' work is not counted, but the CPU's being wanted is.
+func TestPace(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		wakes   bool
+		perWake int // completions of a notification
+		work    int
+		empty   int
+		gap     time.Duration
+		goesOn  bool
+	}{
+		{"dense", false, 1, 1, 20, 2 * time.Microsecond, true},
+		{"sparse", false, 1, 1, 40, 2 * time.Microsecond, false},
+		{"sparse with many", false, 20, 20, 40, 2 * time.Microsecond, false},
+		{"one CPU: the yields are the peer's work", false, 1, 1, 1, 150 * time.Microsecond, true},
+		{"others want the CPU", false, 1, 1, 1, 250 * time.Microsecond, false},
+		{"wakes, as many as a notification brings", true, 4, 4, 20, 2 * time.Microsecond, true},
+		{"wakes, half of it", true, 4, 2, 20, 2 * time.Microsecond, false},
+		{"wakes, half of it, but soon", true, 4, 2, 10, 2 * time.Microsecond, true},
+	} {
+		var p pace
+		at := int64(time.Second)
+		for range 100 {
+			p.woken(tc.perWake)
+		}
+		p.wakes = tc.wakes
+		n := stretch(&p, &at, tc.work, tc.empty, tc.gap, 1000)
+		if goesOn := n == 1000; goesOn != tc.goesOn {
+			t.Errorf("%s: polling went on for %d finds of 1000", tc.name, n)
+		}
+	}
+}
+
+// TestPaceTriesAgain: a try that does not pay makes the next one wait for twice as many notifications, up to a bound; tries that pay halve it.
+func TestPaceTriesAgain(t *testing.T) {
+	var p pace
+	at := int64(time.Second)
+	rest := func() (n int) {
+		for !p.tries() {
+			n++
+		}
+		return n
+	}
+	for n, want := range []int{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 256} {
+		if got := rest(); got != want {
+			t.Fatalf("try %d: waited for %d notifications, want %d", n, got, want)
+		}
+		stretch(&p, &at, 1, 50, 2*time.Microsecond, 10)
+	}
+	rest()
+	for want := 128; want > 0; want /= 2 {
+		if n := stretch(&p, &at, 1, 5, 2*time.Microsecond, 20); n != 20 {
+			t.Fatalf("polling ended after %d finds", n)
+		}
+		p.ended()
+		if got := rest(); got != want {
+			t.Fatalf("waited for %d notifications after a try that paid, want %d", got, want)
+		}
+	}
+}
