@@ -220,9 +220,7 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 	c.usr1 = make(chan os.Signal, 1)
 	if f.settings == nil {
 		signal.Notify(c.usr1, syscall.SIGUSR1)
-	} else {
-		signal.Ignore(syscall.SIGUSR1) // the caller chose the mode
-	}
+	} // else the caller chose the mode, and the Go runtime ignores the signal
 	go c.changeModes(e)
 	// A signal ends commands by aborting them; a target that does not answer that either loses the session.
 	c.stop = context.AfterFunc(e.ctx, func() {
