@@ -110,7 +110,9 @@ func (d *Disk) setCapacity(c scsi.Capacity) error {
 	if d.blockSize != 0 && n != d.blockSize {
 		return fmt.Errorf("the block size changed from %d to %d", d.blockSize, n)
 	}
-	d.blockSize, d.shift = n, bits.TrailingZeros(uint(n))
+	if d.blockSize == 0 { // in Open; later others read it
+		d.blockSize, d.shift = n, bits.TrailingZeros(uint(n))
+	}
 	blocks := c.Blocks()
 	if blocks == 0 || blocks > 1<<62>>d.shift {
 		return fmt.Errorf("%d blocks of %d bytes", blocks, n)
