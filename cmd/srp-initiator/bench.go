@@ -29,7 +29,7 @@ With --compare the same workload runs in each of the given completion modes, one
 The table then shows medians, the spread, and ratios to the first mode, taken round by round; a ratio of one round, or whose rounds do not
 all lie on the same side of 1, is not called a difference.
 
-SIGUSR1 changes to the next completion mode while commands run. SIGINT ends the run and shows what was measured until then; of --compare, the
+SIGUSR1 changes to the next completion mode while commands run, but for --compare. SIGINT ends the run and shows what was measured until then; of --compare, the
 rounds that were whole.
 CPU time is this process's: what the target spends is not in it.`,
 	example: `  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randread --bs 4k --iodepth 32 --runtime 5s
@@ -96,6 +96,7 @@ CPU time is this process's: what the target spends is not in it.`,
 			if fs.Changed("rounds") && modes == nil {
 				return usagef("--rounds goes with --compare")
 			}
+			f.fixed = modes != nil
 			stop, err := startProfile(*profile)
 			if err != nil {
 				return err

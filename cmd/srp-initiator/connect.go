@@ -45,6 +45,7 @@ type connectFlags struct {
 	verbose    bool
 	settings   *completion.Config // in place of what the flags say
 	shared     *rdma.Fabric       // in place of a device of its own
+	fixed      bool               // SIGUSR1 changes nothing: the caller sets the mode
 }
 
 func (f *connectFlags) register(fs *pflag.FlagSet) {
@@ -218,7 +219,7 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 		return nil, err
 	}
 	c.usr1 = make(chan os.Signal, 1)
-	if f.settings == nil {
+	if f.settings == nil && !f.fixed {
 		signal.Notify(c.usr1, syscall.SIGUSR1)
 	} // else the caller chose the mode, and the Go runtime ignores the signal
 	go c.changeModes(e)

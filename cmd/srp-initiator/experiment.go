@@ -19,7 +19,7 @@ import (
 )
 
 var experimentVerb = &verb{
-	name: "experiment", args: "NAME TARGET...",
+	name: "experiment", args: "NAME TARGET",
 	short: "re-run a published experiment on completion modes",
 	long: `Runs a named experiment on a logical unit and sets its figures beside the published ones. Each completion setting gets a
 session of its own, with an initiator_ext of its own (that of TARGET or 0, and those that follow it): a target with an access list has to
@@ -55,9 +55,6 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.StringVar(&second.text, "lun2", second.text, "e3, e3s: the other unit of the stripe, on the same target")
 		f.register(fs)
 		return func(e *env) error {
-			if len(e.args) != 2 {
-				return usagef("want the experiment's name and one TARGET: srp-initiator experiment NAME TARGET")
-			}
 			x, err := bench.ExperimentNamed(e.args[0])
 			if err != nil {
 				return &usageError{err}

@@ -134,6 +134,7 @@ func TestVerbs(t *testing.T) {
 		{[]string{"inq", url, "--lun", "9"}, 1, "no such logical unit"},
 		{[]string{"inq", url, "--lun", "9", "--all"}, 1, "no such logical unit"},
 		{[]string{"read", url, "-o", "/nonexistent/x"}, 2, "no such file"},
+		{[]string{"raw", url, "2a000000000000000100", "--out", "/dev/zero"}, 2, "has more than 268435456 bytes"},
 		// No server is asked for a name with an empty label: the test needs no network.
 		{[]string{"probe", "srp://nosuch..host:5555/1"}, 4, "no such host"},
 		{[]string{"probe", raw}, 5, "connection rejected by the peer: consumer defined"},
@@ -234,6 +235,28 @@ func TestSignals(t *testing.T) {
 			if took, code := time.Since(began), cmd.ProcessState.ExitCode(); took > time.Second || code != 128+int(sig) {
 				t.Errorf("%v: %s ended it after %s with code %d: %s", args, sig, took.Round(time.Millisecond), code, errs.String())
 			}
+		}
+	}
+}
+
+// --compare sets the modes itself: a signal must not change what a row is about.
+func TestModeSignalBesideCompare(t *testing.T) {
+	cmd := command("bench", emulate(t, ""), "--runtime", "600ms", "--compare", "direct,thread", "--rounds", "1", "-d", "softroce", "--json")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for range 8 {
+		time.Sleep(100 * time.Millisecond)
+		cmd.Process.Signal(syscall.SIGUSR1)
+	}
+	if err := cmd.Wait(); err != nil || strings.Contains(errs.String(), "completion mode") {
+		t.Errorf("%v: %s", err, errs.String())
+	}
+	for _, mode := range []string{"direct", "thread"} {
+		if !strings.Contains(out.String(), `"completion": "`+mode+`"`) {
+			t.Errorf("no result of mode %s", mode)
 		}
 	}
 }

@@ -13,6 +13,9 @@ import (
 	"srp-initiator/srp/scsi"
 )
 
+// mostOut bounds what --out reads into memory. Sessions take far less per command.
+const mostOut = 256 << 20
+
 var rawVerb = &verb{
 	name: "raw", args: "TARGET CDB",
 	short: "send a SCSI command given as bytes",
@@ -51,13 +54,20 @@ a file.`,
 			case in > 0:
 				c.Dir, c.Data = srp.DataIn, make([]byte, in)
 			case data != "":
-				if data == "-" {
-					c.Data, err = io.ReadAll(e.stdin)
-				} else {
-					c.Data, err = os.ReadFile(data)
+				in := e.stdin
+				if data != "-" {
+					file, err := os.Open(data)
+					if err != nil {
+						return &usageError{err}
+					}
+					defer file.Close()
+					in = file
 				}
-				if err != nil {
+				if c.Data, err = io.ReadAll(io.LimitReader(in, mostOut+1)); err != nil {
 					return &usageError{err}
+				}
+				if len(c.Data) > mostOut {
+					return usagef("--out %s: has more than %d bytes, which no command takes", data, mostOut)
 				}
 				if len(c.Data) > 0 {
 					c.Dir = srp.DataOut

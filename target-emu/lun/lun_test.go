@@ -147,7 +147,7 @@ func TestSpec(t *testing.T) {
 			t.Errorf("%s: %v", s, err)
 		}
 	}
-	for _, s := range []string{"", "ram", "ram:", "ram:0", "ram:-1", "ram:1x", "tape:1m", "file:", "ram:1m,bs=1024", "ram:1m,rw", "ram:256", "ram:9999999t", "ram:1m,size=2m", "ram:2k,bs=4096", "ram:513", "null:1000", "ram:6k,bs=4096", "file:/x,size=1000", "ram:1m,serial=", "ram:1m,product="} {
+	for _, s := range []string{"", "ram", "ram:", "ram:0", "ram:-1", "ram:1x", "tape:1m", "file:", "ram:1m,bs=1024", "ram:1m,rw", "ram:256", "ram:9999999t", "ram:1m,size=2m", "ram:2k,bs=4096", "ram:513", "null:1000", "ram:6k,bs=4096", "file:/x,size=1000", "ram:1m,serial=", "ram:1m,product=", "ram:1m,ro=0", "ram:1m,ro=1"} {
 		if _, err := ParseSpec(s); err == nil {
 			t.Errorf("%q was accepted", s)
 		} else if strings.Contains(err.Error(), "\n") {

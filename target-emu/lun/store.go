@@ -86,9 +86,12 @@ func ParseSpec(s string) (Spec, error) {
 		return sp, fmt.Errorf("LUN %q: unknown kind %q; want ram, null or file", s, kind)
 	}
 	for _, p := range parts[1:] {
-		key, val, _ := strings.Cut(p, "=")
+		key, val, valued := strings.Cut(p, "=")
 		switch key {
 		case "ro":
+			if valued {
+				return sp, fmt.Errorf("LUN %q: ro takes no value; leave it out for a unit that can be written", s)
+			}
 			sp.ReadOnly = true
 		case "bs":
 			switch val {
