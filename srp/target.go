@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/verbs"
@@ -104,9 +105,17 @@ type TargetError struct {
 
 func (e *TargetError) Error() string {
 	if e.Value == "" {
-		return fmt.Sprintf("target: %s: %s", e.Item, e.Reason)
+		return fmt.Sprintf("target: %s: %s", printable(e.Item), e.Reason)
 	}
-	return fmt.Sprintf("target: %s=%s: %s", e.Item, e.Value, e.Reason)
+	return fmt.Sprintf("target: %s=%s: %s", printable(e.Item), printable(e.Value), e.Reason)
+}
+
+// printable quotes what would break the error's line or speak to the terminal.
+func printable(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
 }
 
 // ParseTarget reads a target port and its login options from either of

@@ -2,9 +2,11 @@ package srp
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"srp-initiator/srp/iu"
 )
@@ -98,14 +100,16 @@ func TestParseTargetErrors(t *testing.T) {
 		"srp:///1":                                           "HOST:PORT",
 		"srp://1.2.3.4:5":                                    "id_ext: missing",
 		"srp://1.2.3.4:5/1?id_ext=2":                         "given twice",
+		"srp://1.2.3.4:5/1?queue_size=1%0a":                  `queue_size="1\n": not a decimal number`,
+		ok + "a\x1b[2J=1":                                    `"a\x1b[2J"=1: unknown key`,
 	} {
 		_, _, err := ParseTarget(in)
 		var te *TargetError
 		if !errors.As(err, &te) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v; want a TargetError with %q", in, err, want)
 		}
-		if err != nil && strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: more than a line", in)
+		if err != nil && strings.ContainsFunc(err.Error(), unicode.IsControl) {
+			t.Errorf("%q: more than a line, or speaks to the terminal", in)
 		}
 	}
 }
@@ -127,12 +131,21 @@ func FuzzParseTarget(f *testing.F) {
 	f.Add("id_ext=505400fffe123456,ioc_guid=505400fffe123457,dest=10.0.0.1:5555")
 	f.Add("srp://[::1]:5555/1:2?queue_size=128&src=[::2]&reconnect_delay=off")
 	f.Add("id_ext=1,ioc_guid=2,dgid=fe80000000000000505400fffe123456,pkey=7fff,service_id=505400fffe123456")
+	f.Add("srp://storage-1.example:5555/1?use_imm_data=n&fast_io_fail_tmo=1&dev_loss_tmo=2.5")
+	f.Add("id_ext=5054:00ff:fe12:3456,ioc_guid=1,dest=[fe80::1%eth0]:5555,\nallow_ext_sg=1,cmd_sg_entries=255,sg_tablesize=2048,ch_count=4\n")
+	for _, k := range LoginKeys() {
+		f.Add("id_ext=1,ioc_guid=2,dest=10.0.0.1:5555," + k.Name + "=2")
+		f.Add("srp://[::1]:5555/1?" + k.Name + "=off")
+	}
 	f.Fuzz(func(t *testing.T, in string) {
 		p, o, err := ParseTarget(in)
 		if err != nil {
 			var te *TargetError
 			if !errors.As(err, &te) {
 				t.Fatalf("%q: %v is no TargetError", in, err)
+			}
+			if strings.ContainsFunc(err.Error(), unicode.IsControl) {
+				t.Fatalf("%q: the error %q is more than a line, or speaks to the terminal", in, err)
 			}
 			return
 		}
@@ -141,7 +154,7 @@ func FuzzParseTarget(f *testing.F) {
 				continue
 			}
 			p2, o2, err := ParseTarget(s)
-			if err != nil || p2 != p || AddTarget(p2, o2) != AddTarget(p, o) {
+			if err != nil || p2 != p || !reflect.DeepEqual(o2, o) {
 				t.Fatalf("%q printed as %q: %v", in, s, err)
 			}
 		}

@@ -261,16 +261,29 @@ func FuzzDecode(f *testing.F) {
 		like := golden[int(kind)%len(golden)].u
 		typ := reflect.TypeOf(like).Elem()
 		u := reflect.New(typ).Interface().(unit)
-		if PeekTag(b); u.Decode(b) != nil {
+		b = b[:len(b):len(b)] // what lies beyond the bytes received must not be there
+		tag, _ := PeekTag(b)
+		op, _ := PeekOpcode(b)
+		if u.Decode(b) != nil {
 			return
 		}
-		if c, ok := u.(*Command); ok {
-			if d, err := c.ImmediateData(b, offset); err == nil && len(d) != int(c.Out.Total) {
-				t.Fatal("immediate data of another length than announced")
+		if _, cm := u.(*loginCM); !cm {
+			if want := reflect.ValueOf(u).Elem().FieldByName("Tag").Uint(); tag != want {
+				t.Fatalf("tag %#x, but %#x before decoding", want, tag)
+			}
+			if want := Opcode(unhex(t, golden[int(kind)%len(golden)].hex)[0]); op != want {
+				t.Fatalf("%v decoded as a %v", op, want)
 			}
 		}
-		if r, ok := u.(*Response); ok {
-			r.TaskCode()
+		switch u := u.(type) {
+		case *Command:
+			if d, err := u.ImmediateData(b, offset); err == nil && (len(d) != int(u.Out.Total) || len(d) > 0 && &d[0] != &b[offset]) {
+				t.Fatal("immediate data that are not those announced")
+			}
+		case *Response:
+			if code, ok := u.TaskCode(); ok && (u.Flags&RspValid == 0 || code != TaskCode(u.Data[3])) {
+				t.Fatalf("task code %v of %+v", code, u)
+			}
 		}
 		b1 := make([]byte, 2*len(b)+CommandSize)
 		n1, err := u.Encode(b1)
@@ -281,10 +294,38 @@ func FuzzDecode(f *testing.F) {
 		if err := v.Decode(b1[:n1]); err != nil {
 			t.Fatalf("an encoded unit does not decode: %v", err)
 		}
+		if r, ok := u.(*Response); ok { // a flag with an empty field is not written
+			r.Flags = r.Flags&^(RspValid|SenseValid) | v.(*Response).Flags&(RspValid|SenseValid)
+		}
+		if !reflect.DeepEqual(whole(v), whole(u)) {
+			t.Fatalf("%+v became %+v", u, v)
+		}
 		b2 := make([]byte, len(b1))
 		n2, err := v.Encode(b2)
 		if err != nil || !bytes.Equal(b1[:n1], b2[:n2]) {
 			t.Fatalf("not stable: %x, then %x (%v)", b1[:n1], b2[:n2], err)
 		}
 	})
+}
+
+// whole is u with its empty slices nil, and without the capacity of the others.
+func whole(u unit) any {
+	v := reflect.ValueOf(u).Elem()
+	var tidy func(reflect.Value)
+	tidy = func(v reflect.Value) {
+		switch v.Kind() {
+		case reflect.Struct:
+			for i := range v.NumField() {
+				tidy(v.Field(i))
+			}
+		case reflect.Slice:
+			if v.Len() == 0 {
+				v.SetZero()
+			}
+		}
+	}
+	w := reflect.New(v.Type()).Elem()
+	w.Set(v)
+	tidy(w)
+	return w.Interface()
 }
