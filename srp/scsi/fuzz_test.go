@@ -72,7 +72,7 @@ func FuzzParse(f *testing.F) {
 
 func fuzzCDB(t *testing.T, b []byte) {
 	_ = CommandName(b)
-	if n := CDBLen(b); len(b) > 0 && (n < 0 || n > 260) {
+	if n := CDBLen(b); len(b) > 0 && (n < 0 || n > 8+255) {
 		t.Errorf("a CDB of %d bytes", n)
 	}
 	if tr, ok := ParseTransfer(b); ok {

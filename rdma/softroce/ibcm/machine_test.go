@@ -485,32 +485,6 @@ func TestFloodIsBounded(t *testing.T) {
 	p.established()
 }
 
-func FuzzReceive(f *testing.F) {
-	p := newPair(&testing.T{})
-	p.listen()
-	p.drop = func(_, _ netip.Addr, d *MAD) bool { f.Add(append([]byte(nil), d[:]...)); return false }
-	a, _ := p.established()
-	p.nodes[addrA].Disconnect(p.now, a)
-	p.settle()
-	f.Fuzz(func(t *testing.T, b []byte) {
-		p := newPair(t)
-		p.listen()
-		p.established()
-		p.connect()
-		for _, m := range p.nodes {
-			m.Receive(p.now, addrA, b)
-			m.Receive(p.now, addrB, b)
-		}
-		p.drop = func(_, _ netip.Addr, _ *MAD) bool { return true }
-		p.pass(3 * time.Minute)
-		for a, m := range p.nodes {
-			if m.halfOpen < 0 || m.halfOpen > m.Len() || m.Len() > 4 {
-				t.Fatalf("%v: %d connections, %d half open", a, m.Len(), m.halfOpen)
-			}
-		}
-	})
-}
-
 // The REQ's bytes are those that the kernel's initiator (6.12, ib_srp over rxe) was seen to send for the same parameters.
 func TestREQBytes(t *testing.T) {
 	p := newPair(t)
