@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"srp-initiator/rdma/verbs"
 )
 
 // FuzzReceive: up to eight datagrams of any content, at nodes in every state of a connection, break no count and no index, speak to nobody but the
@@ -57,6 +59,16 @@ func FuzzReceive(f *testing.F) {
 			all = append(all, d[:]...)
 		}
 	}
+	// A REQ of another node with the ids of one that waits.
+	q, other := c.req, netip.MustParseAddr("192.0.2.9")
+	var d1, d2 MAD
+	q.LocalQPN++
+	q.Encode(&d1, 5)
+	q.LocalQPN++
+	q.Primary.LocalGID = verbs.GIDFromAddr(other)
+	(&Address{Source: netip.AddrPortFrom(other, 1), Destination: addrB}).Encode(q.PrivateData[:])
+	q.Encode(&d2, 5)
+	f.Add(append(bytes.Clone(d1[:]), d2[:]...))
 	for len(all) > 0 {
 		n := min(len(all), 8*MADSize)
 		f.Add(bytes.Clone(all[:n]))

@@ -524,8 +524,12 @@ func (m *Machine) request(now time.Time, from netip.Addr, d *MAD) error {
 	if q.LocalCommID == 0 {
 		return fmt.Errorf("%w: REQ with comm id 0", ErrMalformed)
 	}
-	if c := m.peers[idKey{q.CAGUID, q.LocalCommID}]; c != nil && c.peer == from {
-		m.duplicate(c, d)
+	if c := m.peers[idKey{q.CAGUID, q.LocalCommID}]; c != nil {
+		if c.peer == from {
+			m.duplicate(c, d)
+		} else { // else the connection would no longer be found by its peer's ids
+			m.refuse(from, d, &q, ReasonDuplicateCommID, nil)
+		}
 		return nil
 	}
 	port, ok := ServicePort(q.ServiceID)

@@ -431,6 +431,36 @@ func TestStaleConnection(t *testing.T) {
 	}
 }
 
+// Another node that gives the GUID and comm id of a connection gets none, and takes nothing from whose they are.
+func TestIDsOfAnotherNode(t *testing.T) {
+	p := newPair(t)
+	p.listen()
+	a := p.connect()
+	p.settle()
+	b := p.take(addrB, EventRequest).Conn
+	m, other := p.nodes[addrB], netip.MustParseAddr("192.0.2.9")
+	q := *b.REQ()
+	q.LocalQPN, q.Primary.LocalGID = q.LocalQPN+1, verbs.GIDFromAddr(other)
+	(&Address{Source: netip.AddrPortFrom(other, 1), Destination: addrB}).Encode(q.PrivateData[:])
+	var d MAD
+	q.Encode(&d, 5)
+	m.Receive(p.now, other, d[:])
+	out := m.Outputs()
+	var r REJ
+	if len(out) != 1 || out[0].To != other || r.Decode(&out[0].MAD) != nil || r.Reason != ReasonDuplicateCommID || r.RemoteCommID != q.LocalCommID {
+		t.Fatalf("%d answers, %+v", len(out), r)
+	}
+	// The caller gives up, and is found by its GUID and comm id.
+	p.nodes[addrA].Disconnect(p.now, a)
+	p.settle()
+	if e := p.take(addrB, EventRejected); e.Conn != b {
+		t.Fatal("another connection was rejected")
+	}
+	if m.Len() != 0 {
+		t.Fatalf("%d connections remembered", m.Len())
+	}
+}
+
 func TestDREQForNothing(t *testing.T) {
 	p := newPair(t)
 	var d MAD
