@@ -158,16 +158,19 @@ func (m *Map) beginOther(t *Task, op scsi.Opcode) {
 		}
 	case scsi.OpStartStopUnit:
 		s, _ := scsi.ParseStartStopCDB(t.CDB)
-		if s.LoEj {
+		switch {
+		case s.LoEj:
 			t.badField(4)
-			return
+		case s.NoFlush || s.Start && s.PowerCondition == 0:
+			t.finish(scsi.StatusGood)
+		default: // what is written is durable before the unit may lose its power (SBC-3, 5.25); it goes on as before
+			t.sync(s.Immed)
 		}
-		t.finish(scsi.StatusGood)
 	case scsi.OpSynchronizeCache10, scsi.OpSynchronizeCache16:
 		if !t.checkTransfer() {
 			return
 		}
-		t.Way = WayWork
+		t.sync(t.tr.Immed)
 	case scsi.OpVerify10, scsi.OpVerify12, scsi.OpVerify16:
 		u.verify(t)
 	case scsi.OpWriteVerify10, scsi.OpWriteVerify12, scsi.OpWriteVerify16:
@@ -273,16 +276,27 @@ func (t *Task) Finish() {
 	case scsi.OpWriteSame10, scsi.OpWriteSame16:
 		t.unit.doWriteSame(t, nil)
 	default:
-		t.sync()
+		t.flush()
 	}
 	if !t.Done {
 		t.finish(scsi.StatusGood)
 	}
 }
 
-// sync makes what was written durable, or fails.
-func (t *Task) sync() {
-	if err := t.unit.store.Sync(); err != nil {
+// sync is a command that makes what was written durable: before its status, or with IMMED after it (SBC-3, 5.22). A range is not looked
+// at: all of the cache is written, as SBC-3 allows.
+func (t *Task) sync(immed bool) {
+	if immed {
+		t.unit.flusher.begin(t.unit.store)
+		t.finish(scsi.StatusGood)
+		return
+	}
+	t.Way = WayWork
+}
+
+// flush makes what was written durable, or fails.
+func (t *Task) flush() {
+	if err := t.unit.flush(); err != nil {
 		t.storeError(err, true, t.off)
 	}
 }
@@ -290,7 +304,7 @@ func (t *Task) sync() {
 // written is the end of a command that has written without FUA: with the write cache off its data are durable before its status.
 func (t *Task) written() {
 	if t.unit.store.WriteBack() && !t.unit.writeBack.Load() {
-		t.sync()
+		t.flush()
 	}
 }
 
@@ -353,7 +367,7 @@ func fixed(s string, n int) []byte {
 func (u *Unit) lbaStatus(t *Task) {
 	lba, alloc, _ := scsi.ParseGetLBAStatusCDB(t.CDB)
 	if lba >= u.blocks {
-		t.fail(scsi.IllegalRequest, scsi.ASCLBAOutOfRange)
+		t.outOfRange(lba)
 		return
 	}
 	n := uint32(min(u.blocks-lba, 1<<32-1))
@@ -495,9 +509,7 @@ func (u *Unit) compareAndWrite(t *Task, out []byte) {
 		return
 	}
 	if u.store.WriteBack() && (t.tr.FUA || !u.writeBack.Load()) {
-		if err := u.store.Sync(); err != nil {
-			t.storeError(err, true, t.off)
-		}
+		t.flush()
 	}
 }
 
@@ -511,7 +523,7 @@ func (u *Unit) unmap(t *Task, list []byte) {
 		extents++
 		blocks += uint64(e.Blocks)
 		if e.LBA > u.blocks || uint64(e.Blocks) > u.blocks-e.LBA {
-			t.fail(scsi.IllegalRequest, scsi.ASCLBAOutOfRange)
+			t.outOfRange(e.LBA)
 			return false
 		}
 		return true

@@ -2,12 +2,19 @@ package lun
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"srp-initiator/srp/scsi"
 )
@@ -881,5 +888,279 @@ func TestWriteCacheOff(t *testing.T) {
 				t.Errorf("%s, write cache %v: made durable: %v", name, on, synced)
 			}
 		}
+	}
+}
+
+// Ranges that end with the last block are served and those that end behind it are refused as a whole, in both block sizes on every kind of store.
+func TestRangesAtTheEnd(t *testing.T) {
+	unlimited := scsi.BlockLimits{MaxUnmapBlocks: 1<<32 - 1, MaxUnmapDescriptors: MaxUnmapExtents, MaxCompareAndWrite: 4}
+	for _, bs := range []int{512, 4096} {
+		for _, kind := range []string{"ram:64k", "null:64k", "file:" + filepath.Join(t.TempDir(), "disk") + ",size=64k"} {
+			for _, limits := range []*scsi.BlockLimits{nil, &unlimited} { // WRITE SAME of 0 blocks is refused, or goes to the end
+				spec := fmt.Sprintf("%s,bs=%d", kind, bs)
+				u := newUnit(t, spec, Config{Limits: limits})
+				i := attach(t, newMap(t, u), 1)
+				end := u.Blocks()
+				last := end - 1
+				ones := bytes.Repeat([]byte{1}, int(end)*bs)
+				null := u.Store().Kind() == "null"
+				block, zero := ones[:bs], make([]byte, bs)
+				unmap := func(e ...scsi.Extent) (scsi.CDB, []byte) {
+					b := scsi.AppendUnmap(nil, e)
+					return scsi.Unmap(false, uint16(len(b))), b
+				}
+				for _, c := range []struct {
+					name    string
+					cdb     scsi.CDB
+					out     []byte
+					cleared uint64 // blocks at the end that read as zeros
+					missing uint64 // the block that sense data name; 0: the command is good
+				}{
+					{"WRITE SAME(16) of the last block", scsi.WriteSame16(last, 1, false, false), zero, 1, 0},
+					{"WRITE SAME(10) with UNMAP of the last block", scsi.WriteSame10(uint32(last), 1, true), zero, 1, 0},
+					{"WRITE SAME(16) with NDOB of the last two", scsi.WriteSame16(last-1, 2, true, true), nil, 2, 0},
+					{"WRITE SAME(16) of ones at the end", scsi.WriteSame16(last-1, 2, false, false), block, 0, 0},
+					{"WRITE SAME(16) one too many", scsi.WriteSame16(last, 2, false, false), zero, 0, end},
+					{"WRITE SAME(16) with NDOB one too many", scsi.WriteSame16(0, uint32(end)+1, true, true), nil, 0, end},
+					{"WRITE SAME(10) behind the end", scsi.WriteSame10(uint32(end), 1, true), zero, 0, end},
+					{"WRITE SAME(16) far behind the end", scsi.WriteSame16(1<<40, 1, true, false), zero, 0, 1 << 40},
+					{"WRITE SAME(16) that wraps around", scsi.WriteSame16(1<<64-1, 2, true, false), zero, 0, 1<<64 - 1},
+					{"UNMAP of the last block", first(unmap(scsi.Extent{LBA: last, Blocks: 1})), second(unmap(scsi.Extent{LBA: last, Blocks: 1})), 1, 0},
+					{"UNMAP of nothing", first(unmap(scsi.Extent{LBA: 3}, scsi.Extent{LBA: end})), second(unmap(scsi.Extent{LBA: 3}, scsi.Extent{LBA: end})), 0, 0},
+					{"UNMAP one too many", first(unmap(scsi.Extent{LBA: last, Blocks: 2})), second(unmap(scsi.Extent{LBA: last, Blocks: 2})), 0, end},
+					{"UNMAP of a good range and one behind the end", first(unmap(scsi.Extent{LBA: last, Blocks: 1}, scsi.Extent{LBA: end, Blocks: 1})),
+						second(unmap(scsi.Extent{LBA: last, Blocks: 1}, scsi.Extent{LBA: end, Blocks: 1})), 0, end},
+					{"UNMAP of nothing behind the end", first(unmap(scsi.Extent{LBA: end + 1})), second(unmap(scsi.Extent{LBA: end + 1})), 0, end + 1},
+					{"UNMAP that wraps around", first(unmap(scsi.Extent{LBA: 1<<64 - 1, Blocks: 1<<32 - 1})), second(unmap(scsi.Extent{LBA: 1<<64 - 1, Blocks: 1<<32 - 1})), 0, 1<<64 - 1},
+					{"COMPARE AND WRITE of the last block", scsi.CompareAndWrite(last, 1), append(bytes.Clone(block), zero...), 1, 0},
+					{"COMPARE AND WRITE one too many", scsi.CompareAndWrite(last, 2), nil, 0, end},
+					{"WRITE one too many", scsi.Write16(last, 2), nil, 0, end},
+					{"VERIFY one too many", scsi.Verify16(last, 2, 0), nil, 0, end},
+					{"SYNCHRONIZE CACHE to the end", scsi.SynchronizeCache10(uint32(last), 0), nil, 0, 0},
+					{"SYNCHRONIZE CACHE one too many", scsi.SynchronizeCache16(last, 2), nil, 0, end},
+					{"GET LBA STATUS behind the end", scsi.GetLBAStatus(end, 64), nil, 0, end},
+				} {
+					if null && strings.HasPrefix(c.name, "COMPARE AND WRITE of") {
+						continue // it reads zeros
+					}
+					name := spec + ": " + c.name
+					i.good(scsi.Write16(0, uint32(end)), ones)
+					r := i.do(c.cdb, c.out)
+					switch {
+					case c.missing == 0 && r.status != scsi.StatusGood:
+						t.Errorf("%s: %s, %s", name, r.status, r.sense)
+					case c.missing != 0 && (r.sense.Key != scsi.IllegalRequest || r.sense.ASC != scsi.ASCLBAOutOfRange || r.sense.HasInformation != (c.missing < 1<<32) || r.sense.HasInformation && r.sense.Information != c.missing):
+						t.Errorf("%s: %s, %s; want LBA out of range, block %d", name, r.status, r.sense, c.missing)
+					}
+					want := bytes.Clone(ones)
+					clear(want[(end-c.cleared)*uint64(bs):])
+					if !null && !bytes.Equal(i.good(scsi.Read16(0, uint32(end)), nil), want) {
+						t.Errorf("%s: other blocks changed than the last %d", name, c.cleared)
+					}
+				}
+				// 0 blocks are those up to the last: none from behind it.
+				r := i.do(scsi.WriteSame16(end, 0, true, true), nil)
+				if limits == nil && r.sense.ASC != scsi.ASCInvalidFieldInCDB || limits != nil && r.status != scsi.StatusGood {
+					t.Errorf("%s: WRITE SAME of 0 blocks from behind the last: %s, %s", spec, r.status, r.sense)
+				}
+			}
+		}
+	}
+}
+
+func first(c scsi.CDB, _ []byte) scsi.CDB { return c }
+func second(_ scsi.CDB, b []byte) []byte  { return b }
+
+// A block device whose blocks are larger than the unit's takes no hole of a part of one: the zeros are written.
+func TestZeroOfAPartOfADevicesBlock(t *testing.T) {
+	fallocate = func(fd int, mode uint32, off, n int64) error {
+		if off%4096 != 0 || n%4096 != 0 {
+			return unix.EINVAL
+		}
+		return unix.Fallocate(fd, mode, off, n)
+	}
+	defer func() { fallocate = unix.Fallocate }()
+	i := attach(t, newMap(t, newUnit(t, "file:"+filepath.Join(t.TempDir(), "disk")+",size=64k", Config{})), 1)
+	i.good(scsi.Write10(0, 128), bytes.Repeat([]byte{1}, 64<<10))
+	i.good(scsi.WriteSame16(9, 3, true, true), nil)
+	want := bytes.Repeat([]byte{1}, 64<<10)
+	clear(want[9*512 : 12*512])
+	if !bytes.Equal(i.good(scsi.Read10(0, 128), nil), want) {
+		t.Error("other blocks are zeros than 9 to 11")
+	}
+}
+
+// A unit that must not be written refuses every command that would write its medium and nothing else (SBC-3, 4.12): not PERSISTENT RESERVE, which
+// changes the device server only (SPC-4), nor SYNCHRONIZE CACHE. Each command of the table is in one list or the other.
+func TestReadOnlyRefusesEveryWrite(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(path, make([]byte, 65536), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list := scsi.AppendUnmap(nil, []scsi.Extent{{LBA: 1, Blocks: 1}})
+	block := make([]byte, 512)
+	writes := map[scsi.Opcode]struct {
+		cdb scsi.CDB
+		out []byte
+	}{
+		scsi.OpWrite6: {scsi.Write6(1, 1), block}, scsi.OpWrite10: {scsi.Write10(1, 1), block}, scsi.OpWrite12: {scsi.Write12(1, 1), block}, scsi.OpWrite16: {scsi.Write16(1, 1), block},
+		scsi.OpWriteVerify10:   {scsi.Transfer{Op: scsi.OpWriteVerify10, LBA: 1, Blocks: 1}.CDB(), block},
+		scsi.OpWriteVerify12:   {scsi.Transfer{Op: scsi.OpWriteVerify12, LBA: 1, Blocks: 1}.CDB(), block},
+		scsi.OpWriteVerify16:   {scsi.Transfer{Op: scsi.OpWriteVerify16, LBA: 1, Blocks: 1}.CDB(), block},
+		scsi.OpWriteSame10:     {scsi.WriteSame10(1, 1, true), block},
+		scsi.OpWriteSame16:     {scsi.WriteSame16(1, 1, true, true), nil},
+		scsi.OpUnmap:           {scsi.Unmap(false, uint16(len(list))), list},
+		scsi.OpCompareAndWrite: {scsi.CompareAndWrite(1, 1), make([]byte, 1024)},
+	}
+	register, params := prOut(scsi.PRRegister, 0, 0, 5)
+	harmless := map[scsi.Opcode]struct {
+		cdb scsi.CDB
+		out []byte
+	}{
+		scsi.OpTestUnitReady: {scsi.TestUnitReady(), nil}, scsi.OpRequestSense: {scsi.RequestSense(false, 252), nil}, scsi.OpInquiry: {scsi.Inquiry(36), nil},
+		scsi.OpRead6: {scsi.Read6(0, 1), nil}, scsi.OpRead10: {scsi.Read10(0, 1), nil}, scsi.OpRead12: {scsi.Read12(0, 1), nil}, scsi.OpRead16: {scsi.Read16(0, 1), nil},
+		scsi.OpModeSense6: {scsi.ModeSense6(8, 64), nil}, scsi.OpModeSense10: {scsi.ModeSense10(8, 64), nil},
+		scsi.OpModeSelect6: {scsi.ModeSelectCDB{PF: true, ParamLen: 4}.CDB(), make([]byte, 4)}, scsi.OpModeSelect10: {scsi.ModeSelectCDB{Ten: true, PF: true, ParamLen: 8}.CDB(), make([]byte, 8)},
+		scsi.OpStartStopUnit: {scsi.StartStopCDB{}.CDB(), nil}, scsi.OpPreventAllowRemoval: {mustCDB(t, 0x1e, 0, 0, 0, 1, 0), nil},
+		scsi.OpReadCapacity10: {scsi.ReadCapacity10(), nil}, scsi.OpServiceActionIn16: {scsi.ReadCapacity16(32), nil},
+		scsi.OpVerify10: {scsi.Verify10(0, 1, 0), nil}, scsi.OpVerify12: {scsi.Transfer{Op: scsi.OpVerify12, Blocks: 1}.CDB(), nil}, scsi.OpVerify16: {scsi.Verify16(0, 1, 0), nil},
+		scsi.OpSynchronizeCache10: {scsi.SynchronizeCache10(0, 0), nil}, scsi.OpSynchronizeCache16: {scsi.SynchronizeCache16(0, 0), nil},
+		scsi.OpPersistentReserveIn: {scsi.PersistentReserveIn(scsi.PRReadKeys, 64), nil}, scsi.OpPersistentReserveOut: {register, params},
+		scsi.OpReportLUNs: {scsi.ReportLUNs(0, 64), nil}, scsi.OpMaintenanceIn: {scsi.ReportOpcodesCDB{AllocLen: 8192}.CDB(), nil},
+	}
+	for _, c := range commands {
+		_, w := writes[c.op]
+		if _, h := harmless[c.op]; w == h {
+			t.Errorf("%s: in both lists or in none", c.op)
+		}
+	}
+	for _, spec := range []string{"ram:64k,ro", "null:64k,ro", "file:" + path + ",ro", "ram:64k"} {
+		u := newUnit(t, spec, Config{})
+		u.swp.Store(!strings.HasSuffix(spec, ",ro")) // the last one: SWP of the control page
+		i := attach(t, newMap(t, u), 1)
+		for op, c := range writes {
+			if r := i.do(c.cdb, c.out); r.status != scsi.StatusCheckCondition || r.sense.Key != scsi.DataProtect || r.sense.ASC != scsi.ASCWriteProtected {
+				t.Errorf("%s: %s: %s, %s; want DATA PROTECT, write protected", spec, op, r.status, r.sense)
+			}
+		}
+		for op, c := range harmless {
+			if r := i.do(c.cdb, c.out); r.status != scsi.StatusGood {
+				t.Errorf("%s: %s: %s, %s", spec, op, r.status, r.sense)
+			}
+		}
+	}
+}
+
+func mustCDB(t testing.TB, b ...byte) scsi.CDB {
+	t.Helper()
+	c, err := scsi.NewCDB(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// gated is a store whose Sync waits.
+type gated struct {
+	syncs
+	began chan struct{}
+	gate  chan error
+	in    atomic.Bool
+}
+
+func (g *gated) Sync() error {
+	g.in.Store(true)
+	defer g.in.Store(false)
+	g.began <- struct{}{}
+	return <-g.gate
+}
+
+func (g *gated) Close() error {
+	if g.in.Load() {
+		return errors.New("closed under a flush")
+	}
+	return nil
+}
+
+// What makes data durable does so before its status, or with IMMED after it, and then an error is told to whoever asks next.
+func TestFlushes(t *testing.T) {
+	ram, err := OpenStore(Spec{Kind: "ram", Size: 1 << 20, BlockSize: 512})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &syncs{Store: ram}
+	u, err := New(s, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := attach(t, newMap(t, u), 1)
+	for name, c := range map[string]struct {
+		cdb  scsi.CDB
+		want int
+	}{
+		"SYNCHRONIZE CACHE(10)":            {scsi.SynchronizeCache10(0, 0), 1},
+		"SYNCHRONIZE CACHE(16) of a range": {scsi.SynchronizeCache16(100, 7), 1},
+		"SYNCHRONIZE CACHE(10), IMMED":     {scsi.Transfer{Op: scsi.OpSynchronizeCache10, Immed: true}.CDB(), 1},
+		"SYNCHRONIZE CACHE(16), IMMED":     {scsi.Transfer{Op: scsi.OpSynchronizeCache16, LBA: 3, Blocks: 4, Immed: true}.CDB(), 1},
+		"stop":                             {scsi.StartStopCDB{}.CDB(), 1},
+		"stop, IMMED":                      {scsi.StartStopCDB{Immed: true}.CDB(), 1},
+		"standby":                          {scsi.StartStopCDB{PowerCondition: 3, Start: true}.CDB(), 1},
+		"stop without a flush":             {scsi.StartStopCDB{NoFlush: true}.CDB(), 0},
+		"start":                            {scsi.StartStopCDB{Start: true}.CDB(), 0},
+	} {
+		before := s.n
+		i.good(c.cdb, nil)
+		if err := u.flusher.end(); err != nil {
+			t.Error(err)
+		}
+		if n := s.n - before; n != c.want {
+			t.Errorf("%s: made durable %d times, want %d", name, n, c.want)
+		}
+	}
+	i.check(scsi.StartStopCDB{LoEj: true}.CDB(), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
+
+	g := &gated{syncs: syncs{Store: ram}, began: make(chan struct{}), gate: make(chan error)}
+	if u, err = New(g, Config{}); err != nil {
+		t.Fatal(err)
+	}
+	i = attach(t, newMap(t, u), 1)
+	immed := scsi.Transfer{Op: scsi.OpSynchronizeCache10, Immed: true}.CDB()
+	i.good(immed, nil) // answered, though the store has not even begun
+	g.next(t)
+	for range 3 { // one more flush for all of them, as the data written since are not in the first
+		i.good(immed, nil)
+	}
+	g.gate <- nil
+	g.next(t)
+	g.gate <- errors.New("lost")
+	for u.flusher.busy() {
+		runtime.Gosched()
+	}
+	go func() { <-g.began; g.gate <- nil }()
+	i.check(scsi.SynchronizeCache10(0, 0), nil, scsi.MediumError, scsi.ASCWriteError)
+	go func() { <-g.began; g.gate <- nil }()
+	i.good(scsi.SynchronizeCache10(0, 0), nil)
+	// The store is not closed under a flush.
+	i.good(immed, nil)
+	g.next(t)
+	time.AfterFunc(20*time.Millisecond, func() { g.gate <- nil })
+	if err := u.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func (f *flusher) busy() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.running
+}
+
+// next waits for the next call of Sync.
+func (g *gated) next(t *testing.T) {
+	t.Helper()
+	select {
+	case <-g.began:
+	case <-time.After(5 * time.Second):
+		t.Fatal("nothing is made durable")
 	}
 }

@@ -122,8 +122,7 @@ func (u *Unit) modeSelect(t *Task, list []byte) {
 	if ch.hasCaching {
 		changed = u.writeBack.Swap(ch.writeBack) != ch.writeBack
 		if changed && !ch.writeBack {
-			if err := u.store.Sync(); err != nil {
-				t.storeError(err, true, 0)
+			if t.flush(); t.Done {
 				return
 			}
 		}

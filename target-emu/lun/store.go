@@ -427,17 +427,19 @@ func uninterrupted(call func() error) error {
 	}
 }
 
+var fallocate = unix.Fallocate // a test puts a device of larger blocks in its place
+
 func (f *file) Zero(off, n int64, deallocate bool) error {
 	// Without FALLOC_FL_KEEP_SIZE: if the file was cut short meanwhile, the zeros must be there to be read.
 	mode := uint32(unix.FALLOC_FL_ZERO_RANGE)
 	if deallocate {
 		mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	}
-	err := uninterrupted(func() error { return unix.Fallocate(int(f.f.Fd()), mode, off, n) })
-	if err == nil || err != unix.EOPNOTSUPP && err != unix.ENOSYS {
+	err := uninterrupted(func() error { return fallocate(int(f.f.Fd()), mode, off, n) })
+	if err == nil || err != unix.EOPNOTSUPP && err != unix.ENOSYS && err != unix.EINVAL {
 		return err
 	}
-	// The file system can do neither: write the zeros.
+	// The file system can do neither, or a block device has larger blocks than the unit: write the zeros.
 	zeros := make([]byte, min(n, 1<<20))
 	for n > 0 {
 		w, err := f.f.WriteAt(zeros[:min(n, int64(len(zeros)))], off)

@@ -188,11 +188,16 @@ func (t *Task) checkTransfer() bool {
 		return false
 	}
 	if tr.LBA > u.blocks || uint64(tr.Blocks) > u.blocks-tr.LBA {
-		t.Fail(scsi.Sense{Key: scsi.IllegalRequest, ASC: scsi.ASCLBAOutOfRange, HasInformation: true, Information: max(tr.LBA, u.blocks)})
+		t.outOfRange(tr.LBA)
 		return false
 	}
 	t.off = int64(tr.LBA) << u.shift
 	return true
+}
+
+// outOfRange refuses a range that begins at lba and runs behind the last block; the information field is the first block that is missing.
+func (t *Task) outOfRange(lba uint64) {
+	t.Fail(scsi.Sense{Key: scsi.IllegalRequest, ASC: scsi.ASCLBAOutOfRange, HasInformation: true, Information: max(lba, t.unit.blocks)})
 }
 
 // beginTransfer is READ and WRITE.
@@ -314,8 +319,7 @@ func (t *Task) FinishStream() {
 		return
 	}
 	if t.Syncs() {
-		if err := t.unit.store.Sync(); err != nil {
-			t.storeError(err, true, t.off)
+		if t.flush(); t.Done {
 			return
 		}
 	}
