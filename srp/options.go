@@ -265,6 +265,11 @@ var loginKeys = []LoginKey{
 			if !t.Src.IsValid() {
 				return ""
 			}
+			if a := t.Src.Addr(); t.Src.Port() == 0 && a.Is4() {
+				return a.String()
+			} else if t.Src.Port() == 0 {
+				return "[" + a.String() + "]"
+			}
 			return t.Src.String()
 		}},
 	intKey("max_sect", "largest command in 512-byte sectors", 1, maxSectorsLimit, func(o *LoginOptions) *int { return &o.MaxSectors }),

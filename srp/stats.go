@@ -54,6 +54,35 @@ func (a *ChannelStats) add(b ChannelStats) {
 	a.Retries += b.Retries
 }
 
+// Add is the sum of both.
+func (a ChannelStats) Add(b ChannelStats) ChannelStats { a.add(b); return a }
+
+// Sub is what was counted between before and a.
+func (a ChannelStats) Sub(before ChannelStats) ChannelStats {
+	a.Commands -= before.Commands
+	a.Responses -= before.Responses
+	a.Doorbells -= before.Doorbells
+	a.Waited -= before.Waited
+	a.ZeroReqLim -= before.ZeroReqLim
+	a.Immediate -= before.Immediate
+	a.Bounced -= before.Bounced
+	a.BounceWaits -= before.BounceWaits
+	a.ExternalTables -= before.ExternalTables
+	a.Residuals -= before.Residuals
+	a.CreditRequests -= before.CreditRequests
+	a.AsyncEvents -= before.AsyncEvents
+	a.UnknownUnits -= before.UnknownUnits
+	a.UnknownTags -= before.UnknownTags
+	a.ProtocolErrors -= before.ProtocolErrors
+	a.WorkErrors -= before.WorkErrors
+	a.TaskMgmt -= before.TaskMgmt
+	a.Aborts -= before.Aborts
+	a.Resets -= before.Resets
+	a.NotSent -= before.NotSent
+	a.Retries -= before.Retries
+	return a
+}
+
 // ChannelInfo is what one channel negotiated, and where it stands.
 type ChannelInfo struct {
 	Index          int              `json:"index"`

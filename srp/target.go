@@ -263,6 +263,9 @@ func AddTarget(t TargetPort, o LoginOptions) string {
 	return b.String()
 }
 
+// readable takes back the escapes of an address, which a query does not need.
+var readable = strings.NewReplacer("%3A", ":", "%5B", "[", "%5D", "]")
+
 // URL is the same as an srp:// URL, or "" for a port that is not reached by RDMA/CM.
 func URL(t TargetPort, o LoginOptions) string {
 	if t.IsIB() {
@@ -277,7 +280,7 @@ func URL(t TargetPort, o LoginOptions) string {
 		switch k.Name {
 		case "id_ext", "ioc_guid", "dest":
 		default:
-			q = append(q, k.Name+"="+url.QueryEscape(v))
+			q = append(q, k.Name+"="+readable.Replace(url.QueryEscape(v)))
 		}
 	})
 	s := "srp://" + t.destination() + "/" + ids

@@ -127,6 +127,29 @@ func TestSGTableSize(t *testing.T) {
 	}
 }
 
+// What is printed can be pasted: addresses without escapes, and without a port that nobody gave.
+func TestSourceAddress(t *testing.T) {
+	for in, want := range map[string][2]string{
+		"srp://127.1.1.1:5555/1?src=127.9.9.9":      {"src=127.9.9.9", "srp://127.1.1.1:5555/0000000000000001?src=127.9.9.9"},
+		"srp://127.1.1.1:5555/1?src=127.9.9.9%3A77": {"src=127.9.9.9:77", "srp://127.1.1.1:5555/0000000000000001?src=127.9.9.9:77"},
+		"srp://[::1]:5555/1?src=::2":                {"src=[::2]", "srp://[::1]:5555/0000000000000001?src=[::2]"},
+		"srp://[::1]:5555/1?src=[::2]:5000":         {"src=[::2]:5000", "srp://[::1]:5555/0000000000000001?src=[::2]:5000"},
+	} {
+		p, o, err := ParseTarget(in)
+		if err != nil {
+			t.Errorf("%s: %v", in, err)
+			continue
+		}
+		if got := AddTarget(p, o); !strings.Contains(got+",", ","+want[0]+",") {
+			t.Errorf("%s: %s, want %s", in, got, want[0])
+		}
+		got := URL(p, o)
+		if p2, o2, err := ParseTarget(got); got != want[1] || err != nil || p2 != p || AddTarget(p2, o2) != AddTarget(p, o) {
+			t.Errorf("%s: %s (%v), want %s", in, got, err, want[1])
+		}
+	}
+}
+
 func FuzzParseTarget(f *testing.F) {
 	f.Add("id_ext=505400fffe123456,ioc_guid=505400fffe123457,dest=10.0.0.1:5555")
 	f.Add("srp://[::1]:5555/1:2?queue_size=128&src=[::2]&reconnect_delay=off")
