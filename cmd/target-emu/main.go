@@ -33,7 +33,7 @@ const usage = `target-emu: an SRP target in software
 
 Usage: target-emu [flags]
 
-It prints one line, the TARGET string that leads to it, and serves until it gets SIGINT or SIGTERM.
+It prints one line, the TARGET string that leads to it, and serves until it gets SIGINT, SIGTERM or SIGHUP.
 The string is good for srp-initiator and for the kernel's add_target file.
 
 Examples:
@@ -47,7 +47,7 @@ Examples:
 Devices: %s
 LUNs:    N=ram:SIZE, N=null:SIZE, N=file:PATH, each with options: ,bs=512|4096 ,ro ,serial=TEXT ,product=TEXT,
          for files also ,size=SIZE. SIZE: bytes, or with k, m, g, t; whole blocks.
-Exit:    0 after SIGINT or SIGTERM, 1 when the device cannot be used or serving failed, 2 for a wrong argument.
+Exit:    0 after such a signal, 1 when the device cannot be used or serving failed, 2 for a wrong argument.
 
 Flags:
 `
@@ -153,7 +153,11 @@ func run(args []string, out, errOut io.Writer) (err error) {
 		return err
 	}
 	// From here on a signal means a clean end.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup(1) wants it ignored
+		ends = append(ends, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 
 	fabric, closeCapture, err := o.open(cfg)
@@ -278,6 +282,10 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 		return nil, bad("--faults is empty; want a file")
 	case given("pcap") && o.pcap == "":
 		return nil, bad("--pcap is empty; want a file")
+	case o.pcap == "-":
+		return nil, bad("--pcap -: standard output has the target string; want the name of a file")
+	case o.verbose && o.quiet:
+		return nil, bad("--verbose and --quiet exclude each other: want one of them")
 	}
 	mode, err := completion.ParseMode(o.mode)
 	if err != nil || mode == completion.Direct {
@@ -289,6 +297,11 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 	}
 	if o.weight < 0 || o.budget < 0 {
 		return nil, bad("--poll-weight and --poll-budget: want 0 or a positive number")
+	}
+	if mode == completion.Poll && o.budget > 0 { // else the common poller, which has a budget of its own
+		if c.Completion.Poller, err = completion.NewPoller(completion.PollerConfig{Budget: o.budget}); err != nil {
+			return nil, usageError{err}
+		}
 	}
 	for _, h := range []struct {
 		flag, val string

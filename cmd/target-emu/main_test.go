@@ -29,7 +29,7 @@ func TestWrongArguments(t *testing.T) {
 		"--nonsense", "argument", "--lun 0", "--lun 0=file:/nonexistent/file", "--lun x=ram:1m", "--lun 0=ram:1x", "--lun 0=ram:1m --lun 0=ram:1m", "--completion direct", "--completion foo", "--id-ext xyz", "--id-ext 0",
 		"--acl foo", "--listen foo", "--faults " + script, "--faults /nonexistent/file", "--request-limit 1", "--max-iu 10", "--formats 8", "--max-channels -1", "--request-limit 0", "--max-iu 0", "--max-channels 0", "--max-sessions 0", "--formats 0", "--poll-weight -1",
 		"--device softroce:foo", "--pcap /nonexistent/dir/file", "--lun 0=ram:513", "--lun 0=ram:6k,bs=4096", "--lun 0=null:1000", "--lun 0=file:" + odd, "--lun 0=file:" + odd + ",bs=4096,size=1k", "--lun 0=file:" + odd + ",size=1000",
-		"--stats 0s", "--stats -1s", "--lock-thread", "--lock-thread --completion poll", "--seed 3", "--lun 0=ram:1m,serial=", "--lun 0=ram:1m,product=", "--faults= --seed 3", "--faults=", "--pcap=",
+		"--stats 0s", "--stats -1s", "--lock-thread", "--lock-thread --completion poll", "--seed 3", "--lun 0=ram:1m,serial=", "--lun 0=ram:1m,product=", "--faults= --seed 3", "--faults=", "--pcap=", "--pcap -", "-q -v",
 	} {
 		err := run(strings.Fields(args), io.Discard, io.Discard)
 		var ue usageError
@@ -87,8 +87,14 @@ func TestHelpFullOutput(t *testing.T) {
 	}
 }
 
-// TestServeUntilSignal starts the whole command, reads its line and ends it with SIGTERM.
+// TestServeUntilSignal starts the whole command, reads its line and ends it with a signal.
 func TestServeUntilSignal(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} {
+		t.Run(sig.String(), func(t *testing.T) { serveUntil(t, sig) })
+	}
+}
+
+func serveUntil(t *testing.T, sig syscall.Signal) {
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	capture := filepath.Join(t.TempDir(), "x.pcapng")
@@ -102,7 +108,7 @@ func TestServeUntilSignal(t *testing.T) {
 	if err != nil || !regexp.MustCompile(`^id_ext=[0-9a-f]{16},ioc_guid=[0-9a-f]{16},dest=127\.[0-9.]+:5556\n$`).Match(line[:n]) {
 		t.Errorf("first line %q, %v", line[:n], err)
 	}
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+	if err := syscall.Kill(os.Getpid(), sig); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -111,7 +117,7 @@ func TestServeUntilSignal(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Error("SIGTERM does not end it")
+		t.Errorf("%s does not end it", sig)
 	}
 	if st, err := os.Stat(capture); err != nil || st.Size() == 0 {
 		t.Errorf("capture: %v", err)
