@@ -15,9 +15,10 @@ SCENARIO ?= srpt
 FUZZTIME ?= 30s
 EXPERIMENTS ?= e1 e2 e3 e3s e4 matrix depth
 GUEST_EXPERIMENTS ?= e1 e3 e3s e4
-GUEST_ROUNDS ?= 3
-GUEST_RUNTIME ?= 500ms
-ROUNDS ?= 5
+GUEST_ROUNDS ?= 6
+GUEST_RUNTIME ?= 250ms
+# With fewer than six rounds no difference is called (srp-initiator help experiment).
+ROUNDS ?= 6
 RUNTIME ?= 500ms
 # What reports call the program: the commit. The go command does not stamp what is built in a linked work tree.
 REVISION := $(shell git describe --always --dirty=,modified --abbrev=12 --match= 2>/dev/null)
@@ -47,15 +48,17 @@ bench-peers: binaries ## beside tgt, nbdkit and the machine's limit, on loopback
 	bin/versus peers --rounds $(ROUNDS) --time $(RUNTIME) --json bin/peers.json > bin/peers.md
 	$(GO) run ./bench/splice docs/benchmarks.md peers < bin/peers.md
 
-bench-fio: binaries ## beside fio on the kernel's ib_srp, in a guest: KERNEL=6.1|6.12
+bench-fio: ROUNDS = 3
+bench-fio: RUNTIME = 1s
+bench-fio: binaries ## beside fio on the kernel's ib_srp, in a guest, into docs/benchmarks.md: KERNEL=6.1|6.12 ROUNDS=3 RUNTIME=1s
 	$(GO) build -trimpath -o bin/ ./bench/versus
-	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator --file bin/versus -- /root/versus fio > bin/fio-$(KERNEL).md
+	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator:/usr/local/bin/srp-initiator --file bin/versus:/usr/local/bin/versus -- /usr/local/bin/versus fio --rounds $(ROUNDS) --time $(RUNTIME) > bin/fio-$(KERNEL).md
 	$(GO) run ./bench/splice docs/benchmarks.md fio-$(KERNEL) < bin/fio-$(KERNEL).md
 
-experiments: binaries ## the published experiments on loopback, into docs/benchmarks.md; EXPERIMENTS="e1 matrix" chooses, ROUNDS=5 RUNTIME=500ms
+experiments: binaries ## the published experiments on loopback, into docs/benchmarks.md; EXPERIMENTS="e1 matrix" chooses, ROUNDS=6 RUNTIME=500ms
 	@bash bench/experiments.sh bin $(ROUNDS) $(RUNTIME) $(EXPERIMENTS)
 
-experiments-guest: binaries ## e1, e3, e3s and e4 against the kernel's target in a guest, into docs/benchmarks.md: KERNEL=6.12 GUEST_ROUNDS=3 GUEST_RUNTIME=500ms
+experiments-guest: binaries ## e1, e3, e3s and e4 against the kernel's target in a guest, into docs/benchmarks.md: KERNEL=6.12 GUEST_ROUNDS=6 GUEST_RUNTIME=250ms
 	$(VMTEST) run --kernel $(KERNEL) --scenario srpt --timeout 20m --file bin/srp-initiator:/usr/local/bin/srp-initiator --file bench/guest.sh:/usr/local/bin/experiments \
 		--env ROUNDS=$(GUEST_ROUNDS) --env RUNTIME=$(GUEST_RUNTIME) --env EXPERIMENTS="$(GUEST_EXPERIMENTS)" -- sh /usr/local/bin/experiments > bin/guest-experiments.md
 	for name in $(GUEST_EXPERIMENTS); do \

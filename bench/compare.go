@@ -19,7 +19,6 @@ type Spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
-	rounds int
 }
 
 // NewSpread is the spread of v, which is not empty.
@@ -27,29 +26,58 @@ func NewSpread(v []float64) Spread {
 	s := append([]float64(nil), v...)
 	sort.Float64s(s)
 	n := len(s)
-	return Spread{Median: (s[(n-1)/2] + s[n/2]) / 2, Min: s[0], Max: s[n-1], rounds: n}
+	return Spread{Median: (s[(n-1)/2] + s[n/2]) / 2, Min: s[0], Max: s[n-1]}
 }
 
-// Noise is how far from 1 a median ratio must be before it is called a difference.
-const Noise = 0.02
+// Ratio is a figure of one variant divided, round by round, by that of another in the same round, and what that allows to say.
+type Ratio struct {
+	Spread
+	Verdict string `json:"verdict"`
+}
 
-// Verdict says what a paired ratio allows to say: with every round on one side of 1, and the median beyond
-// Noise, "higher" or "lower"; else "within noise". One round agrees with
-// itself only: "too few rounds".
-func (r Spread) Verdict() string {
+// What a ratio must be before it is called a difference. Were there none, each round would fall on either side of 1 with the same
+// chance, and all n of them on one side with 2^-(n-1): 3 % for six rounds, 25 % for three.
+const (
+	FewestRounds = 6
+	Noise        = 0.02 // how far from 1 the median must be
+)
+
+// Verdicts.
+const (
+	Higher      = "higher"
+	Lower       = "lower"
+	WithinNoise = "within noise"
+	FewRounds   = "too few rounds" // fewer than FewestRounds: whatever they say
+)
+
+// Rule says in words what NewRatio's verdict is.
+var Rule = fmt.Sprintf("a difference is called after %d rounds or more, when all of them lie on one side of 1 and the median is more than %g %% from it", FewestRounds, 100*Noise)
+
+// NewRatio is the ratio with those rounds, of which there is one at least. This is the one place that decides what is called a difference.
+func NewRatio(rounds []float64) Ratio {
+	r := Ratio{Spread: NewSpread(rounds), Verdict: WithinNoise}
 	switch {
-	case r.rounds < 2:
-		return fewRounds
+	case len(rounds) < FewestRounds:
+		r.Verdict = FewRounds
 	case r.Min > 1 && r.Median > 1+Noise:
-		return "higher"
+		r.Verdict = Higher
 	case r.Max < 1 && r.Median < 1-Noise:
-		return "lower"
+		r.Verdict = Lower
 	}
-	return "within noise"
+	return r
 }
 
-// fewRounds is the verdict on rounds that cannot disagree.
-const fewRounds = "too few rounds"
+// Differs reports whether a difference was called.
+func (r Ratio) Differs() bool { return r.Verdict == Higher || r.Verdict == Lower }
+
+// String is median, extremes and verdict, the last only when it calls no difference.
+func (r Ratio) String() string {
+	s := fmt.Sprintf("%.2f [%.2f-%.2f]", r.Median, r.Min, r.Max)
+	if !r.Differs() {
+		s += ", " + r.Verdict
+	}
+	return s
+}
 
 // Compared is one variant of a comparison.
 type Compared struct {
@@ -60,10 +88,10 @@ type Compared struct {
 	P99US  Spread    `json:"lat_p99_us"`
 	CPU    Spread    `json:"cpu_us_per_io"`
 	PerIO  Spread    `json:"notifications_per_io"`
-	// The same figures divided, round by round, by the first variant's of the same round.
-	IOPSRatio Spread `json:"iops_ratio"`
-	MeanRatio Spread `json:"lat_mean_ratio"`
-	CPURatio  Spread `json:"cpu_ratio"`
+	// The same figures divided, round by round, by the first variant's of the same round; nil for the first itself, and where it has zeros.
+	IOPSRatio *Ratio `json:"iops_ratio,omitempty"`
+	MeanRatio *Ratio `json:"lat_mean_ratio,omitempty"`
+	CPURatio  *Ratio `json:"cpu_ratio,omitempty"`
 }
 
 // Compare runs the variants one after the other, rounds times, each round starting one variant later, so that
@@ -97,18 +125,14 @@ rounds:
 	}
 	for i := range out {
 		c := &out[i]
-		figure := func(f func(*Result) float64) (Spread, Spread) {
-			var abs, rel []float64
-			for n, r := range c.Rounds {
-				abs = append(abs, f(r))
-				if base := f(out[0].Rounds[n]); base > 0 {
-					rel = append(rel, f(r)/base)
+		figure := func(of func(*Result) float64) (Spread, *Ratio) {
+			m := Metric{Of: of}
+			if i > 0 {
+				if r, ok := c.Ratio(&out[0], m); ok {
+					return c.Spread(m), &r
 				}
 			}
-			if len(rel) == 0 {
-				rel = []float64{0}
-			}
-			return NewSpread(abs), NewSpread(rel)
+			return c.Spread(m), nil
 		}
 		c.IOPS, c.IOPSRatio = figure(func(r *Result) float64 { return r.IOPS })
 		c.MeanUS, c.MeanRatio = figure(func(r *Result) float64 { return r.MeanUS })
@@ -119,21 +143,44 @@ rounds:
 	return out, failed
 }
 
-// WriteTable prints a comparison: medians, spreads, and ratios to the first variant with what they allow to say.
+// Counted is a number and what it counts: "1 round", "2 rounds".
+func Counted[N int | int64](n N, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
+// WriteTable prints a comparison: medians with the spread of IOPS, then ratios to the first variant with what they allow to say.
 func WriteTable(w io.Writer, cs []Compared) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "variant\tIOPS\t[min-max]\tmean us\tp99 us\tCPU us/IO\tnotif/IO\tcmds/notif\t| IOPS ratio\tverdict\tCPU ratio\tverdict\t")
-	for i, c := range cs {
+	fmt.Fprintln(t, "variant\tIOPS\t[min-max]\tmean us\tp99 us\tCPU us/IO\tnotif/IO\tcmds/notif\t")
+	for _, c := range cs {
 		perNotif := "-"
 		if c.PerIO.Median > 0 {
 			perNotif = fmt.Sprintf("%.1f", 1/c.PerIO.Median)
 		}
-		fmt.Fprintf(t, "%s\t%.0f\t[%.0f-%.0f]\t%.1f\t%.1f\t%.2f\t%.3f\t%s\t", c.Name, c.IOPS.Median, c.IOPS.Min, c.IOPS.Max, c.MeanUS.Median, c.P99US.Median, c.CPU.Median, c.PerIO.Median, perNotif)
-		if i == 0 {
-			fmt.Fprint(t, "| 1\tbase\t1\tbase\t\n")
-			continue
-		}
-		fmt.Fprintf(t, "| %.2f\t%s\t%.2f\t%s\t\n", c.IOPSRatio.Median, c.IOPSRatio.Verdict(), c.CPURatio.Median, c.CPURatio.Verdict())
+		fmt.Fprintf(t, "%s\t%.0f\t[%.0f-%.0f]\t%.1f\t%.1f\t%.2f\t%.3f\t%s\t\n", c.Name, c.IOPS.Median, c.IOPS.Min, c.IOPS.Max, c.MeanUS.Median, c.P99US.Median, c.CPU.Median, c.PerIO.Median, perNotif)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil || len(cs) < 2 {
+		return err
+	}
+	t = tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(t, "\nto %s\tIOPS\t[min-max]\tverdict\tlatency\t[min-max]\tverdict\tCPU/IO\t[min-max]\tverdict\t\n", cs[0].Name)
+	for _, c := range cs[1:] {
+		fmt.Fprintf(t, "%s\t", c.Name)
+		for _, r := range []*Ratio{c.IOPSRatio, c.MeanRatio, c.CPURatio} {
+			if r == nil {
+				fmt.Fprint(t, "-\t\t\t")
+				continue
+			}
+			fmt.Fprintf(t, "x%.2f\t[%.2f-%.2f]\t%s\t", r.Median, r.Min, r.Max, r.Verdict)
+		}
+		fmt.Fprintln(t)
+	}
+	if err := t.Flush(); err != nil || len(cs[0].Rounds) >= FewestRounds {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "too few rounds: %s\n", Rule)
+	return err
 }

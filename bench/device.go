@@ -21,12 +21,14 @@ import (
 type usage struct {
 	cpu   syscall.Rusage
 	stats completion.Stats
+	srp   srp.ChannelStats
 	at    time.Time
 }
 
 func usageNow(ss []*srp.Session) (u usage) {
 	for _, s := range ss {
-		u.stats = u.stats.Add(s.Stats().Completion)
+		st := s.Stats()
+		u.stats, u.srp = u.stats.Add(st.Completion), u.srp.Add(st.Total)
 	}
 	syscall.Getrusage(syscall.RUSAGE_SELF, &u.cpu)
 	u.at = time.Now()
@@ -37,8 +39,7 @@ func usageNow(ss []*srp.Session) (u usage) {
 // time. ss are the sessions that the device stands on; the first decides what its mode is called. A read that fails ends the run with its
 // error. When ctx ends, the sessions are closed.
 func RunDevice(ctx context.Context, dev disk.Device, ss []*srp.Session, w Workload) (*Result, error) {
-	most := w.BlockSize // a device splits what is too large for a command
-	if err := w.check(dev.Size(), dev.BlockSize(), most); err != nil {
+	if err := w.checkDevice(dev); err != nil {
 		return nil, err
 	}
 	if w.Pattern != RandRead || w.Rate > 0 || w.Loops > 0 || w.Verify {
@@ -112,7 +113,9 @@ func (r *Result) measured(before, after usage, allocations uint64) {
 	r.Seconds = after.at.Sub(before.at).Seconds()
 	r.UserCPU = tv(after.cpu.Utime) - tv(before.cpu.Utime)
 	r.SystemCPU = tv(after.cpu.Stime) - tv(before.cpu.Stime)
+	r.Began, r.Ended = before.at, after.at
 	r.Completion = after.stats.Sub(before.stats)
+	r.Channels = after.srp.Sub(before.srp)
 	n := float64(r.Commands)
 	if n == 0 {
 		return

@@ -62,6 +62,11 @@ type Experiment struct {
 	Stacked bool
 }
 
+// Writes reports whether it overwrites the unit's data.
+func (e *Experiment) Writes() bool {
+	return slices.ContainsFunc(e.Points, func(p Point) bool { return p.Workload.Pattern.writes() })
+}
+
 // Metric is a figure of a Result that reports know by name.
 type Metric struct {
 	Name, Unit string
@@ -105,7 +110,7 @@ func MetricNamed(name string) (Metric, bool) {
 
 // Options of a run of an experiment.
 type Options struct {
-	Rounds  int           // per point; 0: 3
+	Rounds  int           // per point; 0: FewestRounds
 	Runtime time.Duration // per round and variant; 0: 500 ms
 	Warmup  time.Duration // 0: a fifth of Runtime
 	Offset  int64         // of the range used
@@ -113,11 +118,26 @@ type Options struct {
 	Seed    uint64
 	// MayWrite allows experiments that write; without it they are refused.
 	MayWrite bool
-	Progress func(done, all int, point string)
+	// SkipUnfit leaves out the points that the unit cannot do, and says so in the report; without it they are an *UnfitError.
+	SkipUnfit bool
+	Progress  func(done, all int, point string)
 }
 
 // ErrWouldWrite: the experiment overwrites data, and Options.MayWrite was not given.
 var ErrWouldWrite = errors.New("bench: this experiment overwrites the logical unit's data")
+
+// UnfitError names the points whose workload the unit cannot do. Nothing but INQUIRY and the like was sent.
+type UnfitError struct {
+	Points []string // their labels
+	All    int      // points of the experiment
+	Err    error    // why not the first of them; a *WorkloadError
+}
+
+func (e *UnfitError) Error() string {
+	return fmt.Sprintf("%d of %s cannot run on this unit (%s): %s", len(e.Points), Counted(e.All, "point"), strings.Join(e.Points, "; "), e.Err)
+}
+
+func (e *UnfitError) Unwrap() error { return e.Err }
 
 // PointResult is what one point measured.
 type PointResult struct {
@@ -128,27 +148,45 @@ type PointResult struct {
 	Variants  []Compared  `json:"variants"`
 	Published []Published `json:"published,omitempty"`
 	Skipped   string      `json:"skipped,omitempty"` // why it was not run
+	Failed    string      `json:"failed,omitempty"`  // what ended it; nothing of it counts
+	// Cut says after how many of its rounds a signal ended it: those that were whole are in Variants.
+	Cut string `json:"cut,omitempty"`
+}
+
+// missing says why there are no figures, or nothing.
+func (p *PointResult) missing() string {
+	switch {
+	case p.Skipped != "":
+		return "not run: " + p.Skipped
+	case p.Failed != "":
+		return "failed: " + p.Failed
+	}
+	return ""
 }
 
 // Report is a run of an experiment.
 type Report struct {
-	Experiment string        `json:"experiment"`
-	Title      string        `json:"title"`
-	Source     string        `json:"source"`
-	Question   string        `json:"question"`
-	XAxis      string        `json:"x_axis"`
-	LogX       bool          `json:"log_x"`
-	Command    []string      `json:"command"`
-	Machine    Machine       `json:"machine"`
-	Rounds     int           `json:"rounds"`
-	RuntimeMS  int64         `json:"runtime_ms"`
-	Points     []PointResult `json:"points"`
+	Experiment string   `json:"experiment"`
+	Title      string   `json:"title"`
+	Source     string   `json:"source"`
+	Question   string   `json:"question"`
+	XAxis      string   `json:"x_axis"`
+	LogX       bool     `json:"log_x"`
+	Command    []string `json:"command"`
+	Machine    Machine  `json:"machine"`
+	Rounds     int      `json:"rounds"`
+	RuntimeMS  int64    `json:"runtime_ms"`
+	// Interrupted says how far it came when a signal ended it.
+	Interrupted string        `json:"interrupted,omitempty"`
+	Points      []PointResult `json:"points"`
 }
 
-// Run runs the experiment. Points whose workload the unit cannot do (a transfer too large, too many commands for its size) are skipped and say so.
+// Run runs the experiment. Before it measures anything it looks for points whose workload the unit cannot do (Options.SkipUnfit). A point that
+// fails is named in the report and in the error beside it, and the others are run, unless the connection is lost. When ctx ends, the report
+// has what was finished until then, and the error is the cause of that.
 func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Report, err error) {
 	if o.Rounds == 0 {
-		o.Rounds = 3
+		o.Rounds = FewestRounds
 	}
 	if o.Runtime == 0 {
 		o.Runtime = 500 * time.Millisecond
@@ -156,10 +194,8 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 	if o.Warmup == 0 {
 		o.Warmup = o.Runtime / 5
 	}
-	for _, p := range e.Points {
-		if p.Workload.Pattern.writes() && !o.MayWrite {
-			return nil, ErrWouldWrite
-		}
+	if e.Writes() && !o.MayWrite {
+		return nil, ErrWouldWrite
 	}
 	type side struct {
 		s *srp.Session
@@ -206,21 +242,57 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 	inq := sides[0].d[0].Inquiry()
 	rep.Machine.Device = sides[0].s.Device().Name() + " (" + sides[0].s.Device().Provider() + ")"
 	rep.Machine.Target = strings.Join(strings.Fields(inq.Vendor+" "+inq.Product+" "+inq.Revision), " ")
+	workload := func(p Point) Workload {
+		w := p.Workload
+		w.Runtime, w.Warmup, w.Offset, w.Size, w.Seed = o.Runtime, o.Warmup, o.Offset, o.Size, o.Seed
+		return w
+	}
+	unfit, reasons := &UnfitError{All: len(e.Points)}, map[string]string{}
+	for _, p := range e.Points {
+		w := workload(p)
+		for _, side := range sides {
+			var err error
+			if e.Stacked {
+				err = w.checkDevice(side.stripe)
+			} else {
+				err = w.checkUnits(side.s, side.d, e.Chunk)
+			}
+			if err != nil {
+				if unfit.Err == nil {
+					unfit.Err = err
+				}
+				unfit.Points = append(unfit.Points, p.Label)
+				reasons[p.Label] = err.Error()
+				break
+			}
+		}
+	}
+	if n := len(unfit.Points); n > 0 && (!o.SkipUnfit || n == len(e.Points)) {
+		return nil, unfit
+	}
 	peaks := map[string]float64{}
+	var failed []error
 	for n, p := range e.Points {
 		if o.Progress != nil {
 			o.Progress(n, len(e.Points), p.Label)
 		}
-		w := p.Workload
-		w.Runtime, w.Warmup, w.Offset, w.Size, w.Seed = o.Runtime, o.Warmup, o.Offset, o.Size, o.Seed
+		w := workload(p)
 		pr := PointResult{Label: p.Label, Series: p.Series, X: p.X, Published: p.Published}
+		fail := func(err error) {
+			pr.Failed = err.Error()
+			failed = append(failed, fmt.Errorf("%s: %w", p.Label, err))
+			rep.Points = append(rep.Points, pr)
+		}
+		if pr.Skipped = reasons[p.Label]; pr.Skipped != "" {
+			rep.Points = append(rep.Points, pr)
+			continue
+		}
 		if p.PercentOfPeak > 0 {
 			if peaks[p.Series] == 0 {
-				pr.Skipped = "no peak was measured"
-				rep.Points = append(rep.Points, pr)
+				fail(errors.New("no peak was measured"))
 				continue
 			}
-			w.Rate = peaks[p.Series] * p.PercentOfPeak / 100
+			w.Rate = max(peaks[p.Series]*p.PercentOfPeak/100, MinRate)
 			pr.Rate = w.Rate
 		}
 		variants := make([]Variant, len(sides))
@@ -233,14 +305,25 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 			}}
 		}
 		cs, err := Compare(ctx, o.Rounds, variants, nil)
-		var we *WorkloadError
-		switch {
-		case errors.As(err, &we):
-			pr.Skipped = we.Error()
-		case err != nil:
-			return nil, fmt.Errorf("%s: %w", p.Label, err)
-		}
 		pr.Variants = cs
+		if cause := context.Cause(ctx); cause != nil && err != nil {
+			rep.Interrupted = fmt.Sprintf("%s; finished: %d of %s", cause, n, Counted(len(e.Points), "point"))
+			if len(cs) > 0 {
+				pr.Cut = fmt.Sprintf("after %d of %s", len(cs[0].Rounds), Counted(o.Rounds, "round"))
+				rep.Points = append(rep.Points, pr)
+			}
+			if len(rep.Points) == 0 {
+				rep = nil
+			}
+			return rep, fmt.Errorf("%s: %w", p.Label, cause)
+		}
+		if err != nil {
+			if fail(err); over(err) {
+				rep.Interrupted = fmt.Sprintf("%s; finished: %d of %s", err, n, Counted(len(e.Points), "point"))
+				break
+			}
+			continue
+		}
 		if p.PercentOfPeak == 0 && len(cs) > 0 {
 			peaks[p.Series] = cs[0].IOPS.Median
 		}
@@ -249,7 +332,23 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 	if o.Progress != nil {
 		o.Progress(len(e.Points), len(e.Points), "")
 	}
-	return rep, nil
+	switch len(failed) {
+	case 0:
+		return rep, nil
+	case 1:
+		return rep, failed[0]
+	}
+	return rep, fmt.Errorf("%d of %s failed, the first: %w", len(failed), Counted(len(e.Points), "point"), failed[0])
+}
+
+// over tells whether an error means that no other point can be measured on these sessions.
+func over(err error) bool {
+	for _, end := range []error{srp.ErrClosed, srp.ErrConnectionLost, srp.ErrFailFast, srp.ErrDeviceLost} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
 }
 
 // Spread is a metric of one variant over the rounds.
@@ -262,14 +361,14 @@ func (c *Compared) Spread(m Metric) Spread {
 }
 
 // Ratio is a metric of c divided, round by round, by that of base. ok is false when base has zeros.
-func (c *Compared) Ratio(base *Compared, m Metric) (s Spread, ok bool) {
+func (c *Compared) Ratio(base *Compared, m Metric) (r Ratio, ok bool) {
 	v := make([]float64, 0, len(c.Rounds))
 	for n, r := range c.Rounds {
 		b := m.Of(base.Rounds[n])
 		if b == 0 {
-			return Spread{}, false
+			return Ratio{}, false
 		}
 		v = append(v, m.Of(r)/b)
 	}
-	return NewSpread(v), len(v) > 0
+	return NewRatio(v), len(v) > 0
 }

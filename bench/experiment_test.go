@@ -19,6 +19,7 @@ import (
 	"srp-initiator/srp"
 	"srp-initiator/srp/disk"
 	"srp-initiator/srp/scsi"
+	targetemu "srp-initiator/target-emu"
 )
 
 // opener logs in to target, once per call.
@@ -76,7 +77,7 @@ func TestExperiments(t *testing.T) {
 					}
 				}
 			}
-			rep, err := e.Run(t.Context(), opener(t, target), bench.Options{Rounds: 2, Runtime: 10 * time.Millisecond, MayWrite: true})
+			rep, err := e.Run(t.Context(), opener(t, target), bench.Options{Rounds: 2, Runtime: 10 * time.Millisecond, MayWrite: true, SkipUnfit: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +85,7 @@ func TestExperiments(t *testing.T) {
 				t.Fatalf("%d points, want %d", len(rep.Points), len(e.Points))
 			}
 			for _, p := range rep.Points {
-				if p.Skipped != "" && p.Rate == 0 && !strings.Contains(p.Skipped, "bs: ") {
+				if p.Skipped != "" && !strings.Contains(p.Skipped, "bs: ") {
 					t.Errorf("%s: %s", p.Label, p.Skipped)
 				}
 				if p.Skipped == "" && len(p.Variants) != len(e.Settings) {
@@ -165,27 +166,6 @@ func TestExperimentMayWrite(t *testing.T) {
 	}
 }
 
-// TestVerdict: only rounds that agree make a difference.
-func TestVerdict(t *testing.T) {
-	for _, c := range []struct {
-		ratios []float64
-		want   string
-	}{
-		{[]float64{1.3, 1.2, 1.4}, "higher"},
-		{[]float64{1.3, 0.99, 1.4}, "within noise"},
-		{[]float64{0.7, 0.8}, "lower"},
-		{[]float64{0.995, 0.999, 0.99}, "within noise"},
-		{[]float64{1}, "too few rounds"},
-		{[]float64{2}, "too few rounds"},
-		{[]float64{0.5}, "too few rounds"},
-		{[]float64{0, 0}, "lower"},
-	} {
-		if got := bench.NewSpread(c.ratios).Verdict(); got != c.want {
-			t.Errorf("%v: %s, want %s", c.ratios, got, c.want)
-		}
-	}
-}
-
 // TestStripe fills a stripe and reads it: every byte of a verified stripe is where it belongs, and both units have their share.
 func TestStripe(t *testing.T) {
 	s, ds, end, err := opener(t, startTarget(t, "ram:4m", "ram:5m"))(t.Context(), completion.Config{Mode: completion.Adaptive}, 2)
@@ -217,5 +197,132 @@ func TestStripe(t *testing.T) {
 	w.BlockSize = 128 << 10
 	if _, err := bench.RunStriped(t.Context(), s, ds, 65536, w); !errors.As(err, &we) {
 		t.Errorf("commands larger than a chunk: %v", err)
+	}
+}
+
+// short is an experiment of three points of which the second writes.
+func short() *bench.Experiment {
+	e, _ := bench.ExperimentNamed("e4")
+	read := bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 4, Jobs: 1}
+	write := read
+	write.Pattern = bench.RandWrite
+	e.Points = []bench.Point{{Label: "first", Series: "s", X: 1, Workload: read}, {Label: "second", Series: "s", X: 2, Workload: write},
+		{Label: "third", Series: "s", X: 3, Workload: read}}
+	return e
+}
+
+// TestPointFails: a point that fails is named, and the others are run and reported.
+func TestPointFails(t *testing.T) {
+	faults, err := targetemu.ParseFaults("cmd op=write nth=3 : sense 3 0c/00")
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := startTargetWith(t, []func(*targetemu.Config){func(c *targetemu.Config) { c.Faults = faults }}, "ram:16m")
+	rep, err := short().Run(t.Context(), opener(t, target), bench.Options{Rounds: 2, Runtime: 5 * time.Millisecond, MayWrite: true})
+	var cc *scsi.CheckConditionError
+	if !errors.As(err, &cc) || !strings.Contains(err.Error(), "second: ") || rep == nil || len(rep.Points) != 3 {
+		t.Fatalf("%v, %+v", err, rep)
+	}
+	if p := rep.Points; p[0].Failed != "" || p[1].Failed == "" || p[2].Failed != "" || len(p[1].Variants) != 0 || len(p[2].Variants) != 2 {
+		t.Errorf("%+v", p)
+	}
+	for name, write := range map[string]func(*bytes.Buffer) error{"text": func(b *bytes.Buffer) error { return rep.WriteText(b) },
+		"Markdown": func(b *bytes.Buffer) error { return rep.WriteMarkdown(b) }} {
+		var b bytes.Buffer
+		if err := write(&b); err != nil || !strings.Contains(b.String(), "failed: ") {
+			t.Errorf("%s: %v: %s", name, err, b.String())
+		}
+	}
+	if _, err := rep.WritePlots(t.TempDir()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestConnectionLostInPoint: what comes after a lost connection is not tried, and what came before is kept.
+func TestConnectionLostInPoint(t *testing.T) {
+	e := short()
+	e.Points[1].Workload.Pattern = bench.RandRead
+	var ss []*srp.Session
+	open := opener(t, startTarget(t, "ram:16m"))
+	keep := func(ctx context.Context, cfg completion.Config, units int) (*srp.Session, []*disk.Disk, func() error, error) {
+		s, ds, end, err := open(ctx, cfg, units)
+		ss = append(ss, s)
+		return s, ds, end, err
+	}
+	rep, err := e.Run(t.Context(), keep, bench.Options{Rounds: 1, Runtime: 5 * time.Millisecond, Progress: func(done, _ int, _ string) {
+		if done == 1 {
+			ss[0].Close()
+		}
+	}})
+	if !errors.Is(err, srp.ErrClosed) || rep == nil || len(rep.Points) != 2 || rep.Points[0].Failed != "" || rep.Points[1].Failed == "" || !strings.Contains(rep.Interrupted, "finished: 1 of 3 points") {
+		t.Errorf("%v, %+v", err, rep)
+	}
+}
+
+// TestInterruptedExperiment: what was finished when ctx ended is reported beside the reason.
+func TestInterruptedExperiment(t *testing.T) {
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	rep, err := short().Run(ctx, opener(t, startTarget(t, "ram:16m")), bench.Options{Rounds: 1, Runtime: 5 * time.Millisecond, MayWrite: true, Progress: func(done, _ int, _ string) {
+		if done == 1 {
+			cancel(why)
+		}
+	}})
+	if !errors.Is(err, why) || rep == nil || len(rep.Points) != 1 || rep.Interrupted != "enough; finished: 1 of 3 points" {
+		t.Errorf("%v, %+v", err, rep)
+	}
+}
+
+// TestUnfitPoints: what the unit cannot do is found before anything is measured.
+func TestUnfitPoints(t *testing.T) {
+	target := startTarget(t, "ram:16m,bs=4096", "ram:16m,ro")
+	var ss []*srp.Session
+	open := opener(t, target)
+	keep := func(unit int) bench.Opener {
+		return func(ctx context.Context, cfg completion.Config, units int) (*srp.Session, []*disk.Disk, func() error, error) {
+			s, ds, end, err := open(ctx, cfg, 2)
+			ss = append(ss, s)
+			return s, ds[unit:][:1], end, err
+		}
+	}
+	for _, c := range []struct {
+		name string
+		unit int
+		o    bench.Options
+		all  bool
+		want string
+	}{
+		{"e1", 0, bench.Options{}, false, "5 of 15 points cannot run on this unit (512 B, saturated; 512 B, 10 % load;"},
+		{"e1", 0, bench.Options{}, false, "bs: 512 is not a multiple of the unit's block size 4096"},
+		{"depth", 0, bench.Options{Offset: 1 << 30}, true, "offset: "},
+		{"depth", 0, bench.Options{Offset: 512}, true, "offset: "},
+		{"depth", 0, bench.Options{Size: 1 << 30}, true, "size: "},
+		{"depth", 0, bench.Options{Size: 1 << 30, SkipUnfit: true}, true, "size: "}, // nothing would be left
+		{"e2", 1, bench.Options{MayWrite: true}, true, "the unit is read-only"},
+	} {
+		e, err := bench.ExperimentNamed(c.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ss = nil
+		_, err = e.Run(t.Context(), keep(c.unit), c.o)
+		var unfit *bench.UnfitError
+		if !errors.As(err, &unfit) || !strings.Contains(err.Error(), c.want) || c.all != (len(unfit.Points) == unfit.All) {
+			t.Errorf("%s %+v: %v", c.name, c.o, err)
+		}
+		for _, s := range ss {
+			if n := s.Stats().Total.Commands; n > 40 {
+				t.Errorf("%s %+v: %d commands were sent", c.name, c.o, n)
+			}
+		}
+	}
+	e, err := bench.ExperimentNamed("e4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Points = e.Points[:3]
+	rep, err := e.Run(t.Context(), keep(0), bench.Options{Rounds: 1, Runtime: 5 * time.Millisecond, SkipUnfit: true})
+	if err != nil || rep.Points[0].Skipped == "" || rep.Points[1].Skipped == "" || len(rep.Points[2].Variants) != 2 {
+		t.Errorf("%v, %+v", err, rep)
 	}
 }

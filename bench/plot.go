@@ -32,7 +32,7 @@ var palette = []color.Color{
 func (rep *Report) WritePlots(dir string) (files []string, err error) {
 	var series []string
 	for _, p := range rep.Points {
-		if p.Skipped == "" && !slices.Contains(series, p.Series) {
+		if p.missing() == "" && !slices.Contains(series, p.Series) {
 			series = append(series, p.Series)
 		}
 	}
@@ -71,7 +71,7 @@ func (rep *Report) plot(series string, metric Metric, title string) (*plot.Plot,
 	var names []string
 	highest := 0.0
 	for _, p := range rep.Points {
-		if p.Skipped != "" || p.Series != series {
+		if p.missing() != "" || p.Series != series {
 			continue
 		}
 		for k := range p.Variants {

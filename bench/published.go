@@ -120,7 +120,7 @@ func e3s() *Experiment {
 	e.XAxis = "goroutines, each in ReadAt"
 	e.Points = slices.DeleteFunc(e.Points, func(p Point) bool { return p.X != 1 && p.X != 4 && p.X != 16 && p.X != 64 })
 	for k := range e.Points {
-		e.Points[k].Label = fmt.Sprintf("4 KiB, %g readers", e.Points[k].X)
+		e.Points[k].Label = "4 KiB, " + Counted(int(e.Points[k].X), "reader")
 	}
 	return e
 }

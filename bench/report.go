@@ -4,6 +4,7 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -23,15 +24,22 @@ func (rep *Report) WriteText(w io.Writer) error {
 	fmt.Fprintf(w, "  machine:   %s, %d CPUs, %d MiB, virtual: %v, load average %.2f\n  system:    %s, Linux %s, %s\n  program:   %s; device %s; target %s\n",
 		m.CPU, m.CPUs, m.MemoryMiB, m.Hypervisor, m.LoadAverage, m.OS, m.Kernel, m.Go, m.Version, m.Device, m.Target)
 	if len(rep.Command) > 0 {
-		fmt.Fprintf(w, "  command:   %s\n", strings.Join(rep.Command, " "))
+		fmt.Fprintf(w, "  command:   %s\n", CommandLine(rep.Command))
 	}
-	fmt.Fprintf(w, "  %s; %d rounds of %d ms each, alternating; medians; CPU is this process's\n\n", m.Time, rep.Rounds, rep.RuntimeMS)
+	fmt.Fprintf(w, "  %s; %s of %d ms each, alternating; medians; CPU is this process's\n  verdicts:  %s\n", m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, Rule)
+	if rep.Interrupted != "" {
+		fmt.Fprintf(w, "  ended:     %s\n", rep.Interrupted)
+	}
+	fmt.Fprintln(w)
 	for _, p := range rep.Points {
-		if p.Skipped != "" {
-			fmt.Fprintf(w, "%s: not run: %s\n\n", p.Label, p.Skipped)
+		if why := p.missing(); why != "" {
+			fmt.Fprintf(w, "%s: %s\n\n", p.Label, why)
 			continue
 		}
 		fmt.Fprint(w, p.Label)
+		if p.Cut != "" {
+			fmt.Fprintf(w, " (ended %s)", p.Cut)
+		}
 		if p.Rate > 0 {
 			fmt.Fprintf(w, " (%.0f commands/s)", p.Rate)
 		}
@@ -60,7 +68,7 @@ func (rep *Report) WriteText(w io.Writer) error {
 			for _, name := range ratioMetrics {
 				metric, _ := MetricNamed(name)
 				if s, ok := c.Ratio(&p.Variants[0], metric); ok {
-					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Min, s.Max, rep.verdict(s)))
+					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Min, s.Max, s.Verdict))
 				}
 			}
 			fmt.Fprintf(w, "  %s to %s: %s\n", c.Name, p.Variants[0].Name, strings.Join(said, "; "))
@@ -71,44 +79,49 @@ func (rep *Report) WriteText(w io.Writer) error {
 	return nil
 }
 
-// fewestRounds are needed before rounds that agree say anything.
-const fewestRounds = 3
-
-// verdict is what a ratio allows to say after the report's rounds.
-func (rep *Report) verdict(s Spread) string {
-	if rep.Rounds < fewestRounds {
-		return fewRounds
-	}
-	return s.Verdict()
+// beside is a published figure with ours.
+type beside struct {
+	Published
+	ours float64 // the median
+	// To the first variant of the metric; ours is nil for that itself, and where it has zeros.
+	publishedRatio float64
+	ratio          *Ratio
 }
 
-func differs(verdict string) bool { return verdict == "higher" || verdict == "lower" }
+// besides are the published figures of one metric that we have too.
+func (p *PointResult) besides(m Metric) (all []beside) {
+	var base *Compared
+	var first float64
+	for _, pub := range p.Published {
+		k := p.find(pub.Setting)
+		if pub.Metric != m.Name || k < 0 {
+			continue
+		}
+		c := &p.Variants[k]
+		b := beside{Published: pub, ours: c.Spread(m).Median}
+		if base == nil {
+			base, first = c, pub.Value
+		} else {
+			b.publishedRatio = pub.Value / first
+			if r, ok := c.Ratio(base, m); ok {
+				b.ratio = &r
+			}
+		}
+		all = append(all, b)
+	}
+	return all
+}
 
-// writePublished sets the published figures beside ours: the absolute ones, and the ratio between the variants, which is what can be compared.
+// writePublished sets the published figures beside ours: the absolute ones, and the ratio between the variants, which is what can be compared. Ours
+// is taken within rounds, as all ratios.
 func (rep *Report) writePublished(w io.Writer, p *PointResult) {
 	for _, name := range metricNames(p.Published) {
 		metric, _ := MetricNamed(name)
 		fmt.Fprintf(w, "  %s, published / ours:", name)
-		var pubBase, ourBase float64
-		for _, pub := range p.Published {
-			if pub.Metric != name {
-				continue
-			}
-			ours := -1.0
-			for k := range p.Variants {
-				if p.Variants[k].Name == pub.Setting {
-					ours = p.Variants[k].Spread(metric).Median
-				}
-			}
-			if ours < 0 {
-				continue
-			}
-			fmt.Fprintf(w, "  %s %s / %s", pub.Setting, figure(pub.Value), figure(ours))
-			switch {
-			case pubBase == 0:
-				pubBase, ourBase = pub.Value, ours
-			case ourBase > 0:
-				fmt.Fprintf(w, " (x%.2f / x%.2f)", pub.Value/pubBase, ours/ourBase)
+		for _, b := range p.besides(metric) {
+			fmt.Fprintf(w, "  %s %s / %s", b.Setting, figure(b.Value), figure(b.ours))
+			if b.ratio != nil {
+				fmt.Fprintf(w, " (x%.2f / x%s)", b.publishedRatio, b.ratio)
 			}
 		}
 		fmt.Fprintln(w)
@@ -170,8 +183,14 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 	m := rep.Machine
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s. Published: %s. %s\n\n", rep.Title, rep.Source, rep.Question)
-	fmt.Fprintf(&b, "%s, %d CPUs (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %d rounds of %d ms, alternating. Medians; ratios are to the first variant, within rounds, with min and max.\n\n",
-		m.CPU, m.CPUs, m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, rep.Rounds, rep.RuntimeMS)
+	if len(rep.Command) > 0 {
+		fmt.Fprintf(&b, "`%s`\n\n", CommandLine(rep.Command))
+	}
+	fmt.Fprintf(&b, "%s, %d CPUs (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %s of %d ms, alternating. Medians; ratios are to the first variant, within rounds, with min and max; %s: those are in bold.\n\n",
+		m.CPU, m.CPUs, m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, Rule)
+	if rep.Interrupted != "" {
+		fmt.Fprintf(&b, "Ended before its end: %s.\n\n", rep.Interrupted)
+	}
 	fmt.Fprintln(&b, "| point | variant | IOPS | mean us | p99 us | CPU us/IO | notif/s | cmds/notif | IOPS ratio | latency ratio | CPU ratio |")
 	fmt.Fprintln(&b, "|---|---|---|---|---|---|---|---|---|---|---|")
 	median := func(c *Compared, name string) string {
@@ -179,13 +198,17 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 		return figure(c.Spread(metric).Median)
 	}
 	for _, p := range rep.Points {
-		if p.Skipped != "" {
-			fmt.Fprintf(&b, "| %s | not run: %s | | | | | | | | | |\n", p.Label, p.Skipped)
+		if why := p.missing(); why != "" {
+			fmt.Fprintf(&b, "| %s | %s | | | | | | | | | |\n", p.Label, strings.ReplaceAll(why, "|", "/"))
 			continue
+		}
+		label := p.Label
+		if p.Cut != "" {
+			label += " (ended " + p.Cut + ")"
 		}
 		for k := range p.Variants {
 			c := &p.Variants[k]
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s |", p.Label, c.Name, median(c, "iops"), median(c, "lat_mean"), median(c, "lat_p99"),
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s |", label, c.Name, median(c, "iops"), median(c, "lat_mean"), median(c, "lat_p99"),
 				median(c, "cpu_per_io"), median(c, "notifications"), median(c, "commands_per_notification"))
 			for _, name := range ratioMetrics {
 				metric, _ := MetricNamed(name)
@@ -193,10 +216,8 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 				switch {
 				case k == 0 || !ok:
 					fmt.Fprint(&b, " |")
-				case !differs(rep.verdict(s)):
-					fmt.Fprintf(&b, " %.2f [%.2f-%.2f], %s |", s.Median, s.Min, s.Max, rep.verdict(s))
 				default:
-					fmt.Fprintf(&b, " **%.2f** [%.2f-%.2f] |", s.Median, s.Min, s.Max)
+					fmt.Fprintf(&b, " %s |", markdownRatio(s))
 				}
 			}
 			fmt.Fprintln(&b)
@@ -206,33 +227,44 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 	for _, p := range rep.Points {
 		for _, name := range metricNames(p.Published) {
 			metric, _ := MetricNamed(name)
-			base := -1.0
-			var pubBase float64
-			for _, pub := range p.Published {
-				k := p.find(pub.Setting)
-				if pub.Metric != name || k < 0 {
-					continue
-				}
+			for _, at := range p.besides(metric) {
 				if rows++; rows == 1 {
 					fmt.Fprintln(&b, "\n| point | figure | variant | published | measured | published ratio | measured ratio |")
 					fmt.Fprintln(&b, "|---|---|---|---|---|---|---|")
 				}
-				ours := p.Variants[k].Spread(metric).Median
-				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |", p.Label, name, pub.Setting, figure(pub.Value), figure(ours))
+				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |", p.Label, name, at.Setting, figure(at.Value), figure(at.ours))
 				switch {
-				case base < 0:
-					base, pubBase = ours, pub.Value
+				case at.publishedRatio == 0:
 					fmt.Fprintln(&b, " | |")
-				case base > 0:
-					fmt.Fprintf(&b, " %.2f | %.2f |\n", pub.Value/pubBase, ours/base)
+				case at.ratio != nil:
+					fmt.Fprintf(&b, " %.2f | %s |\n", at.publishedRatio, markdownRatio(*at.ratio))
 				default:
-					fmt.Fprintf(&b, " %.2f | n/a |\n", pub.Value/pubBase)
+					fmt.Fprintf(&b, " %.2f | n/a |\n", at.publishedRatio)
 				}
 			}
 		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// markdownRatio has a difference in bold.
+func markdownRatio(r Ratio) string {
+	if !r.Differs() {
+		return r.String()
+	}
+	return fmt.Sprintf("**%.2f** [%.2f-%.2f]", r.Median, r.Min, r.Max)
+}
+
+// CommandLine is a command as one types it, without the path to the program.
+func CommandLine(args []string) string {
+	words := append([]string{filepath.Base(args[0])}, args[1:]...)
+	for k, w := range words {
+		if strings.ContainsAny(w, " \t\n'\"`&|;<>()$\\*") || w == "" {
+			words[k] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // find is the index of the variant named so, or -1.

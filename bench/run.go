@@ -37,7 +37,8 @@ type Result struct {
 	Seconds       float64 `json:"seconds"`
 	Commands      int64   `json:"commands"`
 	Bytes         int64   `json:"bytes"`
-	Verified      int64   `json:"verified,omitempty"` // commands whose data were checked
+	ReadBacks     int64   `json:"read_backs,omitempty"` // of Commands, those that read back what Verify had written
+	Verified      int64   `json:"verified,omitempty"`   // commands whose data were checked
 	IOPS          float64 `json:"iops"`
 	MBPerS        float64 `json:"mb_per_s"` // 10^6 bytes
 	MeanUS        float64 `json:"lat_mean_us"`
@@ -54,12 +55,14 @@ type Result struct {
 	NotificationsPerIO float64          `json:"notifications_per_io"`
 	CommandsPerNotif   float64          `json:"commands_per_notification"` // 0: there was none
 	CompletionsPerWake float64          `json:"completions_per_wakeup"`
-	Completion         completion.Stats `json:"completion_stats"`
-	Channels           srp.ChannelStats `json:"srp_stats"`
+	Completion         completion.Stats `json:"completion_stats"` // in the measured time
+	Channels           srp.ChannelStats `json:"srp_stats"`        // in the measured time
 	AllocationsPerIO   float64          `json:"allocs_per_io"`
 	latency            *hdrhistogram.Histogram
 	LongestStallUS     float64 `json:"longest_stall_us"` // longest time in which no command at all completed, while some were under way
 	longestStall       time.Duration
+	// The measured time.
+	Began, Ended time.Time `json:"-"`
 }
 
 // Histogram is the distribution of latencies in nanoseconds.
@@ -98,6 +101,7 @@ type job struct {
 	at     int64 // next block of a sequential pattern
 	count  int64 // submitted
 	comp   int64 // completed in the measured part
+	back   int64 // of those, read-backs
 	verif  int64
 	stall  time.Duration
 	last   time.Time
@@ -129,21 +133,7 @@ func Run(ctx context.Context, s *srp.Session, d *disk.Disk, w Workload) (*Result
 // RunStriped is Run on several units of one session as if they were one, with chunks of chunk bytes on each in turn (RAID-0). Every
 // command lies in one chunk: chunk is a multiple of the workload's block size.
 func RunStriped(ctx context.Context, s *srp.Session, ds []*disk.Disk, chunk int, w Workload) (*Result, error) {
-	most, size, block := s.MaxTransfer(), int64(0), 0
-	for i, d := range ds {
-		most = min(most, d.MaxTransfer())
-		if i == 0 || d.Size() < size {
-			size = d.Size()
-		}
-		block = max(block, d.BlockSize())
-	}
-	if len(ds) > 1 {
-		if chunk < w.BlockSize || w.BlockSize > 0 && chunk%w.BlockSize != 0 {
-			return nil, badItem("bs", "%d does not divide the stripe's chunk of %d bytes", w.BlockSize, chunk)
-		}
-		size = size / int64(chunk) * int64(chunk) * int64(len(ds))
-	}
-	if err := w.check(size, block, most); err != nil {
+	if err := w.checkUnits(s, ds, chunk); err != nil {
 		return nil, err
 	}
 	r := &runner{w: w, ds: ds, chunk: int64(chunk), s: s, blocks: w.Size / int64(w.BlockSize)}
@@ -387,17 +377,20 @@ func (r *runner) run(ctx context.Context, jobs []*job) (*Result, error) {
 	res := &Result{Pattern: r.w.Pattern, BlockSize: r.w.BlockSize, Depth: r.w.Depth, Jobs: r.w.Jobs, Mode: r.s.Mode().String(), RateLimit: r.w.Rate, latency: newHistogram()}
 	for _, j := range jobs {
 		res.Commands += j.comp
+		res.ReadBacks += j.back
 		res.Verified += j.verif
 		res.latency.Merge(j.hist)
 		res.longestStall = max(res.longestStall, j.stall)
 	}
 	res.Bytes = res.Commands * int64(r.w.BlockSize)
-	res.Channels = r.s.Stats().Total
 	res.LongestStallUS = float64(res.longestStall) / 1e3
 	res.measured(before, after, mem[1].Mallocs-mem[0].Mallocs)
 	res.Interrupted = err != nil
 	return res, err
 }
+
+// longestNap is how long a job may overlook the end of a run.
+const longestNap = 20 * time.Millisecond
 
 func tv(t syscall.Timeval) float64 { return float64(t.Nano()) / 1e9 }
 
@@ -449,8 +442,8 @@ func (j *job) loop() error {
 					j.drain()
 					return j.err
 				}
-				j.last = time.Now() // nothing is under way: no stall
-				time.Sleep(time.Until(due))
+				j.last = time.Now()                          // nothing is under way: no stall
+				time.Sleep(min(time.Until(due), longestNap)) // the end may come before the next command is due
 				continue
 			}
 			r.s.Wait(j.index+1, &j.waiter, until)
@@ -526,6 +519,9 @@ func (j *job) finished(s *slot) error {
 	// A command that began in the warm-up counts for neither.
 	if j.r.measuring.Load() && !s.started.Before(j.r.measure) {
 		j.comp++
+		if s.check && !s.write {
+			j.back++
+		}
 		if err := j.hist.RecordValue(min(max(int64(s.ended.Sub(s.started)), 100), int64(time.Minute))); err != nil {
 			return err
 		}

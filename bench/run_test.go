@@ -122,6 +122,10 @@ func TestVerifiedPatterns(t *testing.T) {
 				if p == bench.RandRW {
 					want = r.Commands
 				}
+				backs := r.Commands - 500
+				if r.ReadBacks != backs {
+					t.Errorf("%s %s depth %d: %d of %d commands were read-backs, want %d", mode, p, depth, r.ReadBacks, r.Commands, backs)
+				}
 				if r.Commands != want || r.Verified < 500 || r.IOPS <= 0 || r.MaxUS < r.P50US || r.P50US <= 0 {
 					t.Errorf("%s %s depth %d: %+v", mode, p, depth, r)
 				}
@@ -242,6 +246,11 @@ func TestWorkloadErrors(t *testing.T) {
 		{"iodepth: ", func(w *bench.Workload) { w.Depth = 0 }},
 		{"jobs: ", func(w *bench.Workload) { w.Jobs = -1 }},
 		{"runtime: ", func(w *bench.Workload) { w.Loops = 0 }},
+		{"jobs: 1024 times iodepth 4096 are 4194304 commands under way; want 65536 at most", func(w *bench.Workload) { w.Jobs, w.Depth = 1024, 4096 }},
+		{"bs: 1048576 bytes for each of 4096 commands under way are more than 1073741824 in all; want 262144 at most", func(w *bench.Workload) { w.Depth, w.BlockSize = 4096, 1<<20 }},
+		{"rate: 0.5 is not 0 (as many as go) or 1 to 10000000", func(w *bench.Workload) { w.Rate = 0.5 }},
+		{"rate: ", func(w *bench.Workload) { w.Rate = 2e9 }},
+		{"loops: -1 is negative; want 1 or more", func(w *bench.Workload) { w.Loops = -1 }},
 		{"rwmixread: ", func(w *bench.Workload) { w.ReadPct = 101 }},
 		{"offset: ", func(w *bench.Workload) { w.Offset = 16 << 20 }},
 		{"size: ", func(w *bench.Workload) { w.Offset, w.Size = 4096, 16<<20 }},
@@ -256,5 +265,53 @@ func TestWorkloadErrors(t *testing.T) {
 	}
 	if st := s.Stats(); st.Total.Commands > 20 {
 		t.Errorf("%d commands were sent", st.Total.Commands)
+	}
+}
+
+// TestNullUnit: what a null unit does to Verify is told as such.
+func TestNullUnit(t *testing.T) {
+	s, d := open(t, completion.Adaptive, "null:16m")
+	for _, p := range []bench.Pattern{bench.RandRead, bench.RandWrite} {
+		_, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: p, BlockSize: 4096, Depth: 4, Jobs: 1, Loops: 100, Verify: true, Size: 1 << 20})
+		if !errors.Is(err, bench.ErrVerify) || !strings.Contains(err.Error(), "null units") {
+			t.Errorf("%s: %v", p, err)
+		}
+	}
+}
+
+// TestReadOnlyUnit: found before anything is sent.
+func TestReadOnlyUnit(t *testing.T) {
+	s, d := open(t, completion.Adaptive, "ram:16m,ro")
+	before := s.Stats().Total.Commands
+	for want, w := range map[string]bench.Workload{"rw: randwrite writes": {Pattern: bench.RandWrite}, "verify: ": {Pattern: bench.Read, Verify: true}} {
+		w.BlockSize, w.Depth, w.Jobs, w.Loops = 4096, 1, 1, 1
+		var we *bench.WorkloadError
+		if _, err := bench.Run(t.Context(), s, d, w); !errors.As(err, &we) || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if n := s.Stats().Total.Commands - before; n != 0 {
+		t.Errorf("%d commands were sent", n)
+	}
+}
+
+// TestCountersOfARun: counters are those of the measured time, whatever the session did before.
+func TestCountersOfARun(t *testing.T) {
+	s, d := open(t, completion.Interrupt, "ram:16m")
+	for range 2 {
+		r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 4, Jobs: 1, Loops: 100})
+		if err != nil || r.Channels.Commands != 100 || r.Channels.Responses != 100 {
+			t.Errorf("%v: %d commands, %d responses, want 100", err, r.Channels.Commands, r.Channels.Responses)
+		}
+	}
+}
+
+// TestSlowRateEnds: a run ends when its time is over, not when the next command would have been due.
+func TestSlowRateEnds(t *testing.T) {
+	s, d := open(t, completion.Interrupt, "ram:16m")
+	began := time.Now()
+	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 1, Jobs: 10, Runtime: 100 * time.Millisecond, Rate: 1})
+	if took := time.Since(began); err != nil || took > 5*time.Second || r.Commands != 1 {
+		t.Errorf("%v after %s: %+v", err, took, r)
 	}
 }

@@ -27,6 +27,16 @@ func next(x uint64) uint64 {
 	return x ^ x<<17
 }
 
+// blank reports whether b has nothing but zeros, which no pattern has: its generation is 1 or more.
+func blank(b []byte) bool {
+	for _, v := range b {
+		if v != 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // fillPattern fills b, a multiple of 16 bytes.
 func fillPattern(b []byte, off int64, gen uint32, seed uint64) {
 	binary.LittleEndian.PutUint64(b, uint64(off))
@@ -41,6 +51,9 @@ func fillPattern(b []byte, off int64, gen uint32, seed uint64) {
 
 // checkPattern says how b differs from what was written.
 func checkPattern(b []byte, off int64, gen uint32, seed uint64) error {
+	if blank(b) {
+		return fmt.Errorf("%w: block at %d was written and reads as zeros: the unit lost it, or keeps nothing at all, as null units do, which cannot be verified", ErrVerify, off)
+	}
 	if o, g, s := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[8:]), binary.LittleEndian.Uint32(b[12:]); o != uint64(off) || g != gen || s != uint32(seed) {
 		return fmt.Errorf("%w: block at %d holds offset %d generation %d seed 0x%x, want generation %d seed 0x%x", ErrVerify, off, o, g, s, gen, uint32(seed))
 	}

@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"srp-initiator/srp"
+	"srp-initiator/srp/disk"
 )
 
 // Pattern is the order and direction of a workload's commands, with fio's names.
@@ -38,7 +41,7 @@ type Workload struct {
 	Warmup  time.Duration // before the measured part
 	Loops   int64         // commands of all jobs together; 0: until Runtime has passed
 	ReadPct int           // RandRW: percent of reads
-	Rate    float64       // commands per second of all jobs together; 0: as many as go
+	Rate    float64       // commands per second of all jobs together, MinRate to MaxRate; 0: as many as go
 	Verify  bool          // check every byte read, and read back what was written
 	Offset  int64         // of the range used
 	Size    int64         // of the range used; 0: to the end of the unit
@@ -49,6 +52,12 @@ type Workload struct {
 const (
 	MaxDepth = 4096
 	MaxJobs  = 1024
+	// Commands under way in all, and the memory that they need.
+	MaxCommands = 1 << 16
+	MaxMemory   = 1 << 30
+	// Commands per second.
+	MinRate = 1
+	MaxRate = 1e7
 	// maxVerifyBlocks bounds what Verify remembers, 4 bytes per block.
 	maxVerifyBlocks = 1 << 28
 )
@@ -78,8 +87,18 @@ func (w *Workload) Validate() error {
 		return badItem("iodepth", "%d is not 1 to %d", w.Depth, MaxDepth)
 	case w.Jobs < 1 || w.Jobs > MaxJobs:
 		return badItem("jobs", "%d is not 1 to %d", w.Jobs, MaxJobs)
-	case w.Runtime < 0 || w.Loops < 0 || w.Warmup < 0 || w.Rate < 0:
-		return badItem("runtime, loops, ramp-time, rate", "must not be negative")
+	case w.Jobs*w.Depth > MaxCommands:
+		return badItem("jobs", "%d times iodepth %d are %d commands under way; want %d at most", w.Jobs, w.Depth, w.Jobs*w.Depth, MaxCommands)
+	case w.BlockSize > MaxMemory/(w.Jobs*w.Depth):
+		return badItem("bs", "%d bytes for each of %s under way are more than %d in all; want %d at most", w.BlockSize, Counted(w.Jobs*w.Depth, "command"), MaxMemory, MaxMemory/(w.Jobs*w.Depth))
+	case w.Runtime < 0:
+		return badItem("runtime", "%s is negative; want a time such as 5s", w.Runtime)
+	case w.Warmup < 0:
+		return badItem("ramp-time", "%s is negative; want 0 or a time such as 200ms", w.Warmup)
+	case w.Loops < 0:
+		return badItem("loops", "%d is negative; want 1 or more", w.Loops)
+	case w.Rate != 0 && !(w.Rate >= MinRate && w.Rate <= MaxRate):
+		return badItem("rate", "%g is not 0 (as many as go) or %d to %.0f commands per second", w.Rate, MinRate, float64(MaxRate))
 	case w.Runtime == 0 && w.Loops == 0:
 		return badItem("runtime", "neither runtime nor loops says when to end")
 	case w.ReadPct < 0 || w.ReadPct > 100:
@@ -90,6 +109,37 @@ func (w *Workload) Validate() error {
 		return badItem("size", "%d is negative", w.Size)
 	}
 	return nil
+}
+
+// checkUnits completes w for units of one session, striped when they are several.
+func (w *Workload) checkUnits(s *srp.Session, ds []*disk.Disk, chunk int) error {
+	most, size, block := s.MaxTransfer(), int64(0), 0
+	for i, d := range ds {
+		most = min(most, d.MaxTransfer())
+		if i == 0 || d.Size() < size {
+			size = d.Size()
+		}
+		block = max(block, d.BlockSize())
+		switch {
+		case !d.ReadOnly():
+		case w.Pattern.writes():
+			return badItem("rw", "%s writes, and the unit is read-only: want read or randread", w.Pattern)
+		case w.Verify:
+			return badItem("verify", "it fills the range first, and the unit is read-only")
+		}
+	}
+	if len(ds) > 1 {
+		if chunk < w.BlockSize || w.BlockSize > 0 && chunk%w.BlockSize != 0 {
+			return badItem("bs", "%d does not divide the stripe's chunk of %d bytes", w.BlockSize, chunk)
+		}
+		size = size / int64(chunk) * int64(chunk) * int64(len(ds))
+	}
+	return w.check(size, block, most)
+}
+
+// checkDevice completes w for a stacked device, which splits what is too large for a command.
+func (w *Workload) checkDevice(dev disk.Device) error {
+	return w.check(dev.Size(), dev.BlockSize(), w.BlockSize)
 }
 
 // check completes w for a unit of size bytes in blocks of block bytes, of which one command moves at most most bytes.

@@ -14,6 +14,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"runtime"
@@ -81,6 +82,10 @@ func main() {
 	out := pflag.String("json", "", "write all samples to this file")
 	pin := pflag.String("pin", "both", "peers: pinned, unpinned or both")
 	pflag.Parse()
+	if *out == "-" {
+		fmt.Fprintln(os.Stderr, "versus: --json -: standard output has the table; want the name of a file")
+		os.Exit(2)
+	}
 	if pflag.NArg() != 1 || pflag.Arg(0) != "peers" && pflag.Arg(0) != "fio" || *rounds < 1 {
 		fmt.Fprintln(os.Stderr, "usage: versus [flags] peers|fio")
 		pflag.PrintDefaults()
@@ -128,7 +133,7 @@ func main() {
 		rows = append(rows, got...)
 	}
 	addRatios(rows, bases)
-	printTable(rows, bases, *rounds, *span)
+	printTable(os.Stdout, rows, bases, os.Args, *rounds, *span)
 	if *out != "" {
 		b, err := json.MarshalIndent(rows, "", " ")
 		if err == nil {
@@ -205,10 +210,10 @@ func addRatios(rows []*row, bases []string) {
 	}
 }
 
-func printTable(rows []*row, bases []string, rounds int, span time.Duration) {
+func printTable(w io.Writer, rows []*row, bases, args []string, rounds int, span time.Duration) {
 	host, _ := os.ReadFile("/proc/sys/kernel/osrelease")
-	fmt.Printf("%s, kernel %s, %d CPUs, %d rounds of %s in alternation: median [min-max]; ratios are taken within a round.\n",
-		time.Now().Format("2006-01-02"), strings.TrimSpace(string(host)), runtime.NumCPU(), rounds, span)
+	fmt.Fprintf(w, "`%s`\n\n%s, kernel %s, %d CPUs, %s of %s in alternation: median [min-max]; ratios are taken within a round.\n",
+		bench.CommandLine(args), time.Now().Format("2006-01-02"), strings.TrimSpace(string(host)), runtime.NumCPU(), bench.Counted(rounds, "round"), span)
 	last := ""
 	for _, r := range rows {
 		head := r.Point
@@ -216,22 +221,22 @@ func printTable(rows []*row, bases []string, rounds int, span time.Duration) {
 			head += ", all on one CPU"
 		}
 		if head != last {
-			fmt.Printf("\n**%s**\n\n| | IOPS | MB/s | CPU us/IO |", head)
+			fmt.Fprintf(w, "\n**%s**\n\n| | IOPS | MB/s | CPU us/IO |", head)
 			for _, b := range bases {
-				fmt.Printf(" IOPS / %s |", b)
+				fmt.Fprintf(w, " IOPS / %s |", b)
 			}
-			fmt.Printf("\n|---|---|---|---|%s\n", strings.Repeat("---|", len(bases)))
+			fmt.Fprintf(w, "\n|---|---|---|---|%s\n", strings.Repeat("---|", len(bases)))
 			last = head
 		}
-		fmt.Printf("| %s | %.0f [%.0f-%.0f] | %.0f | %.2f [%.2f-%.2f] |", r.Name, r.IOPS.Median, r.IOPS.Min, r.IOPS.Max,
+		fmt.Fprintf(w, "| %s | %.0f [%.0f-%.0f] | %.0f | %.2f [%.2f-%.2f] |", r.Name, r.IOPS.Median, r.IOPS.Min, r.IOPS.Max,
 			r.IOPS.Median*float64(r.bs)/1e6, r.CPU.Median, r.CPU.Min, r.CPU.Max)
 		for _, b := range bases {
 			if s, ok := r.Ratio[b]; ok {
-				fmt.Printf(" %.2f [%.2f-%.2f] |", s.Median, s.Min, s.Max)
+				fmt.Fprintf(w, " %.2f [%.2f-%.2f] |", s.Median, s.Min, s.Max)
 			} else {
-				fmt.Print(" |")
+				fmt.Fprint(w, " |")
 			}
 		}
-		fmt.Println()
+		fmt.Fprintln(w)
 	}
 }

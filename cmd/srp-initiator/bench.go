@@ -25,12 +25,16 @@ var benchVerb = &verb{
 	long: `Keeps commands under way on a logical unit and measures IOPS, latency, CPU time and notifications. Flags have fio's names.
 Patterns that write overwrite the unit's data in the range of --offset and --size; so does --verify, which fills the range first.
 
-With --compare the same workload runs in each of the given completion modes, one after the other, --rounds times.
-The table then shows medians, the spread, and ratios to the first mode, taken round by round; a ratio of one round, or whose rounds do not
-all lie on the same side of 1, is not called a difference.
+With --compare the same workload runs in each of the given completion modes, one after the other, --rounds times: two or more of
+interrupt (or thread=n), thread (or thread=y), poll, direct, adaptive. "+lock" behind thread or poll gives it an operating system thread of
+its own, as --lock-thread does, on --cpus: thread=n,thread=y,thread=y+lock. Each of those has a session of its own, with an initiator_ext that follows
+TARGET's. The table shows medians, spreads, and ratios to the first mode with their verdicts.
+` + verdictText + `
 
-SIGUSR1 changes to the next completion mode while commands run, but for --compare. SIGINT ends the run and shows what was measured until then; of --compare, the
-rounds that were whole.
+With --verify a write is read back at once: the commands and IOPS have these too, and say how many.
+
+SIGUSR1 changes to the next completion mode while commands run, but for --compare; the result then names all modes that it is about. SIGINT ends the
+run and shows what was measured until then; of --compare, the rounds that were whole.
 CPU time is this process's: what the target spends is not in it.`,
 	example: `  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randread --bs 4k --iodepth 32 --runtime 5s
   srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randrw --verify --loops 100000 --iodepth 64
@@ -49,14 +53,14 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.IntVar(&w.ReadPct, "rwmixread", 50, "percent of reads in randrw")
 		fs.DurationVar(&w.Runtime, "runtime", 0, "how long to measure (default 2s without --loops)")
 		fs.Int64Var(&w.Loops, "loops", 0, "end after so many commands")
-		fs.DurationVar(&w.Warmup, "ramp-time", 200*time.Millisecond, "run before measuring begins (none with --loops)")
-		rate := fs.String("rate", "0", "commands per second of all jobs together (0: as many as go), or percent of what goes: 30%")
+		fs.DurationVar(&w.Warmup, "ramp-time", 200*time.Millisecond, "run before measuring begins (not with --loops, which measures every command)")
+		rate := fs.String("rate", "0", "commands per second of all jobs together, 1 or more (0: as many as go), or percent of what goes: 30%")
 		fs.Var(&offset, "offset", "start of the range used")
 		fs.Var(&size, "size", "size of the range used (0: to the unit's end)")
 		fs.BoolVar(&w.Verify, "verify", false, "check every byte read, and read back what was written")
 		fs.Uint64Var(&w.Seed, "seed", 1, "of offsets and data")
-		fs.StringVar(&compare, "compare", "", "completion modes to compare, separated by commas (thread=y and thread=n are known too)")
-		fs.IntVar(&rounds, "rounds", 3, "rounds of --compare")
+		fs.StringVar(&compare, "compare", "", "completion modes to compare, separated by commas")
+		fs.IntVar(&rounds, "rounds", bench.FewestRounds, "rounds of --compare, 1 to 1000; fewer than "+strconv.Itoa(bench.FewestRounds)+" call no difference")
 		profile := fs.String("cpuprofile", "", "write where this process's CPU time goes to this file (go tool pprof reads it)")
 		l.register(fs)
 		f.register(fs)
@@ -71,6 +75,12 @@ CPU time is this process's: what the target spends is not in it.`,
 			if err := l.check(); err != nil {
 				return err
 			}
+			if fs.Changed("loops") && w.Loops < 1 {
+				return usagef("--loops %d: want 1 or more", w.Loops)
+			}
+			if err := noStdout("cpuprofile", *profile); err != nil {
+				return err
+			}
 			perCent, err := parseRate(*rate, &w)
 			if err != nil {
 				return err
@@ -82,16 +92,24 @@ CPU time is this process's: what the target spends is not in it.`,
 			if err != nil {
 				return err
 			}
-			for _, name := range []string{"completion", "thread", "lock-thread", "cpus"} {
+			for _, name := range []string{"completion", "thread", "lock-thread"} {
 				if modes != nil && fs.Changed(name) {
 					return usagef("--%s does not go with --compare, which runs the completion modes that it lists", name)
 				}
 			}
-			if fs.Changed("loops") && w.Loops < 1 {
-				return usagef("--loops %d: want 1 or more", w.Loops)
-			}
-			if rounds < 1 || rounds > 1000 {
-				return usagef("--rounds must be 1 to 1000")
+			locks := slices.ContainsFunc(modes, func(m variant) bool { return m.lock })
+			random := w.Pattern != bench.Read && w.Pattern != bench.Write
+			switch {
+			case modes != nil && fs.Changed("cpus") && !locks:
+				return usagef("--cpus goes with a mode of --compare that has a thread of its own: thread+lock or poll+lock")
+			case fs.Changed("rwmixread") && w.Pattern != bench.RandRW:
+				return usagef("--rwmixread goes with --rw=randrw, not with %s", w.Pattern)
+			case fs.Changed("ramp-time") && w.Loops > 0:
+				return usagef("--ramp-time does not go with --loops, which measures every command")
+			case fs.Changed("seed") && !random && !w.Verify:
+				return usagef("--seed goes with --verify and with --rw=randread, randwrite or randrw, not with %s", w.Pattern)
+			case rounds < 1 || rounds > 1000:
+				return usagef("--rounds %d: want 1 to 1000", rounds)
 			}
 			if fs.Changed("rounds") && modes == nil {
 				return usagef("--rounds goes with --compare")
@@ -117,7 +135,7 @@ CPU time is this process's: what the target spends is not in it.`,
 					}
 				}
 				if len(modes) > 0 {
-					err = e.benchCompare(c, d, w, modes, rounds)
+					err = e.benchCompare(&f, c, d, w, modes, rounds)
 				} else {
 					err = e.benchOnce(c, d, w)
 				}
@@ -135,8 +153,8 @@ CPU time is this process's: what the target spends is not in it.`,
 func parseRate(s string, w *bench.Workload) (perCent float64, err error) {
 	number, isPercent := strings.CutSuffix(s, "%")
 	v, err := strconv.ParseFloat(number, 64)
-	if err != nil || v < 0 || math.IsInf(v, 0) || math.IsNaN(v) || isPercent && (v == 0 || v > 100) {
-		return 0, usagef("--rate=%s: want commands per second, or above 0%% to 100%% of the peak", s)
+	if err != nil || math.IsNaN(v) || isPercent && !(v > 0 && v <= 100) || !isPercent && v != 0 && !(v >= bench.MinRate && v <= bench.MaxRate) {
+		return 0, usagef("--rate=%s: want 0 (as many as go), %d to %.0f commands per second, or above 0%% to 100%% of the peak", s, bench.MinRate, float64(bench.MaxRate))
 	}
 	if isPercent {
 		return v, nil
@@ -156,7 +174,7 @@ func (e *env) peak(c *connection, d *disk.Disk, w bench.Workload, perCent float6
 		return 0, err
 	}
 	fmt.Fprintf(e.stderr, "peak: %.0f commands per second; running at %g %% of it\n", r.IOPS, perCent)
-	return max(r.IOPS*perCent/100, 1), nil
+	return max(r.IOPS*perCent/100, bench.MinRate), nil
 }
 
 // startProfile writes a CPU profile to file until the returned function is called; "" is none.
@@ -175,12 +193,28 @@ func startProfile(file string) (stop func() error, err error) {
 	return func() error { pprof.StopCPUProfile(); return f.Close() }, nil
 }
 
+// variant is one side of --compare.
+type variant struct {
+	mode completion.Mode
+	lock bool // by an operating system thread of its own
+}
+
+func (v variant) String() string {
+	if v.lock {
+		return v.mode.String() + lockSuffix
+	}
+	return v.mode.String()
+}
+
+const lockSuffix = "+lock"
+
 // parseModes reads a list of completion modes.
-func parseModes(list string) (modes []completion.Mode, err error) {
+func parseModes(list string) (modes []variant, err error) {
 	if list == "" {
 		return nil, nil
 	}
-	for _, name := range strings.Split(list, ",") {
+	for _, word := range strings.Split(list, ",") {
+		name, lock := strings.CutSuffix(strings.TrimSpace(word), lockSuffix)
 		switch name {
 		case "thread=y":
 			name = completion.Thread.String()
@@ -189,25 +223,41 @@ func parseModes(list string) (modes []completion.Mode, err error) {
 		}
 		m, err := completion.ParseMode(name)
 		if err != nil {
-			return nil, &usageError{fmt.Errorf("--compare: %w", err)}
+			return nil, usagef("--compare: %w, thread=n and thread=y; thread%s and poll%s have a thread of their own", err, lockSuffix, lockSuffix)
 		}
-		if slices.Contains(modes, m) {
-			return nil, usagef("--compare %s: %s is there twice", list, m)
+		v := variant{m, lock}
+		if lock && m != completion.Thread && m != completion.Poll {
+			return nil, usagef("--compare: %s: %q goes with thread and poll, which have a thread to lock", v, lockSuffix)
 		}
-		modes = append(modes, m)
+		if slices.Contains(modes, v) {
+			return nil, usagef("--compare %s: %s is there twice", list, v)
+		}
+		modes = append(modes, v)
+	}
+	if len(modes) < 2 {
+		return nil, usagef("--compare %s: want two modes or more, separated by commas; --completion %s measures one", list, modes[0].mode)
 	}
 	return modes, nil
 }
 
 func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
+	first := c.Options().Completion.Mode
 	r, err := bench.Run(e.ctx, c.Session, d, w)
 	if r == nil || r.Interrupted && r.Commands == 0 {
 		return err
 	}
+	if names := c.modesIn(first, r.Began, r.Ended); len(names) > 1 {
+		r.Mode = "switched: " + strings.Join(names, " -> ")
+	} else {
+		r.Mode = names[0]
+	}
 	if e.json {
 		return e.shownJSON(r, err)
 	}
-	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d completion=%s: %d commands in %.2f s\n", r.Pattern, humanSize(int64(r.BlockSize)), r.Depth, r.Jobs, r.Mode, r.Commands, r.Seconds)
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d completion=%s: %s in %.2f s\n", r.Pattern, humanSize(int64(r.BlockSize)), r.Depth, r.Jobs, r.Mode, bench.Counted(r.Commands, "command"), r.Seconds)
+	if r.ReadBacks > 0 {
+		fmt.Fprintf(e.stdout, "  of these       %s of what was written\n", bench.Counted(r.ReadBacks, "read-back"))
+	}
 	fmt.Fprintf(e.stdout, "  IOPS           %.0f, %.1f MB/s\n", r.IOPS, r.MBPerS)
 	fmt.Fprintf(e.stdout, "  latency us     mean %.1f, p50 %.1f, p99 %.1f, p99.9 %.1f, max %.1f\n", r.MeanUS, r.P50US, r.P99US, r.P999US, r.MaxUS)
 	fmt.Fprintf(e.stdout, "  CPU            user %.2f s, system %.2f s, %.2f us per command\n", r.UserCPU, r.SystemCPU, r.CPUPerIOUS)
@@ -217,7 +267,7 @@ func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
 	}
 	fmt.Fprintf(e.stdout, "  notifications  %s\n", per)
 	if w.Verify {
-		fmt.Fprintf(e.stdout, "  verified       %d commands\n", r.Verified)
+		fmt.Fprintf(e.stdout, "  verified       %s\n", bench.Counted(r.Verified, "command"))
 	}
 	return err
 }
@@ -230,14 +280,37 @@ func (e *env) shownJSON(v any, err error) error {
 	return &shown{err}
 }
 
-func (e *env) benchCompare(c *connection, d *disk.Disk, w bench.Workload, modes []completion.Mode, rounds int) error {
+func (e *env) benchCompare(f *connectFlags, c *connection, d *disk.Disk, w bench.Workload, modes []variant, rounds int) error {
 	var variants []bench.Variant
+	o := c.Options()
 	for _, m := range modes {
-		variants = append(variants, bench.Variant{Name: m.String(), Run: func(ctx context.Context) (*bench.Result, error) {
-			if err := c.Session.SetMode(m); err != nil {
-				return nil, err
+		c, d := c, d
+		if m.lock {
+			// Which thread reaps is settled at the login. On one device all sessions would have one initiator port, and each login would end
+			// the one before: so each takes the next first half.
+			own := *f
+			own.completion, own.lockThread, own.shared = m.mode.String(), true, c.fabric
+			o.InitiatorExt++
+			var err error
+			if c, err = own.login(e, c.Target(), o); err != nil {
+				return fmt.Errorf("%s: %w", m, err)
 			}
-			return bench.Run(ctx, c.Session, d, w)
+			defer c.close()
+			if d, err = disk.Open(e.ctx, c.Session, d.Unit().LUN); err != nil {
+				return fmt.Errorf("%s: %w", m, err)
+			}
+		}
+		variants = append(variants, bench.Variant{Name: m.String(), Run: func(ctx context.Context) (*bench.Result, error) {
+			if !m.lock {
+				if err := c.Session.SetMode(m.mode); err != nil {
+					return nil, err
+				}
+			}
+			r, err := bench.Run(ctx, c.Session, d, w)
+			if r != nil {
+				r.Mode = m.String()
+			}
+			return r, err
 		}})
 	}
 	cs, err := bench.Compare(e.ctx, rounds, variants, nil)
@@ -247,6 +320,6 @@ func (e *env) benchCompare(c *connection, d *disk.Disk, w bench.Workload, modes 
 	if e.json {
 		return e.shownJSON(cs, err)
 	}
-	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d, %d rounds, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, len(cs[0].Rounds))
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d, %s, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, bench.Counted(len(cs[0].Rounds), "round"))
 	return errors.Join(err, bench.WriteTable(e.stdout, cs))
 }

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -50,16 +51,23 @@ type connectFlags struct {
 
 func (f *connectFlags) register(fs *pflag.FlagSet) {
 	fs.StringVarP(&f.device, "device", "d", "auto", "RDMA device: "+rdma.Names)
-	fs.StringVar(&f.completion, "completion", "", "who reaps completions: interrupt, thread, poll, direct or adaptive (default adaptive)")
-	fs.StringVar(&f.thread, "thread", "", "y or n: other names for --completion=thread and --completion=interrupt")
-	fs.BoolVar(&f.lockThread, "lock-thread", false, "--completion=thread or poll: an operating system thread of its own")
-	fs.IntSliceVar(&f.cpus, "cpus", nil, "--lock-thread: CPUs where that thread may run (default: those near the device, if it tells)")
-	fs.IntVar(&f.weight, "poll-weight", 0, fmt.Sprintf("completions per turn of a channel (default %d)", completion.DefaultWeight))
-	fs.IntVar(&f.budget, "poll-budget", 0, fmt.Sprintf("completions per wake-up or poller turn (default %d)", completion.DefaultBudget))
+	f.registerCompletion(fs)
 	fs.DurationVar(&f.timeout, "timeout", 0, "of a SCSI command before it is aborted (default: cmd_tmo of TARGET, 30s)")
 	fs.DurationVar(&f.connect, "connect-timeout", 0, "of a channel's login (default: connect_tmo of TARGET, 10s)")
 	fs.StringVar(&f.pcap, "pcap", "", "write the packets of a softroce device to this file (pcapng)")
 	fs.BoolVarP(&f.verbose, "verbose", "v", false, "tell of reconnects, resets and the like on standard error")
+}
+
+// completionFlags say who reaps completions.
+var completionFlags = []string{"completion", "thread", "lock-thread", "cpus", "poll-weight", "poll-budget"}
+
+func (f *connectFlags) registerCompletion(fs *pflag.FlagSet) {
+	fs.StringVar(&f.completion, "completion", "", "who reaps completions: interrupt, thread, poll, direct or adaptive (default adaptive)")
+	fs.StringVar(&f.thread, "thread", "", "y or n: other names for --completion=thread and --completion=interrupt")
+	fs.BoolVar(&f.lockThread, "lock-thread", false, "--completion=thread or poll: an operating system thread of its own")
+	fs.IntSliceVar(&f.cpus, "cpus", nil, "--lock-thread: CPUs where that thread may run (default: those near the device, if it tells)")
+	fs.IntVar(&f.weight, "poll-weight", 0, fmt.Sprintf("completions per turn of a channel, in every mode (default %d)", completion.DefaultWeight))
+	fs.IntVar(&f.budget, "poll-budget", 0, fmt.Sprintf("completions per wake-up, poller turn or waiter's turn, in every mode (default %d)", completion.DefaultBudget))
 }
 
 func (f *connectFlags) completionConfig() (c completion.Config, err error) {
@@ -91,7 +99,7 @@ func (f *connectFlags) completionConfig() (c completion.Config, err error) {
 	if f.lockThread && c.Mode != completion.Thread && c.Mode != completion.Poll {
 		return c, usagef("--lock-thread goes with --completion=thread and --completion=poll")
 	}
-	if len(f.cpus) > 0 && !f.lockThread {
+	if len(f.cpus) > 0 && !f.lockThread && !f.fixed {
 		return c, usagef("--cpus goes with --lock-thread")
 	}
 	var allowed unix.CPUSet
@@ -139,7 +147,7 @@ func (f *connectFlags) place(c *completion.Config, near []int) (err error) {
 	case f.settings != nil:
 	case c.Mode == completion.Thread && f.lockThread:
 		c.CPUs = cpus
-	case c.Mode == completion.Poll && (f.budget > 0 || f.lockThread):
+	case f.budget > 0 || c.Mode == completion.Poll && f.lockThread: // it may become mode Poll later
 		p := completion.PollerConfig{Budget: f.budget, LockThread: f.lockThread}
 		if f.lockThread {
 			p.CPUs = cpus
@@ -159,6 +167,30 @@ type connection struct {
 	capture  *os.File
 	stop     func() bool
 	usr1     chan os.Signal
+	mu       sync.Mutex
+	changes  []modeChange
+}
+
+// modeChange is what one SIGUSR1 did.
+type modeChange struct {
+	at time.Time
+	to completion.Mode
+}
+
+// modesIn names the modes that were in force between from and to, when first was in force at the login.
+func (c *connection) modesIn(first completion.Mode, from, to time.Time) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	names := []string{first.String()}
+	for _, m := range c.changes {
+		switch {
+		case m.at.Before(from):
+			names[0] = m.to.String()
+		case m.at.Before(to):
+			names = append(names, m.to.String())
+		}
+	}
+	return names
 }
 
 // changeModes goes to the next completion mode at every SIGUSR1.
@@ -170,6 +202,9 @@ func (c *connection) changeModes(e *env) {
 			e.notice("completion mode " + next.String() + ": " + err.Error())
 			continue
 		}
+		c.mu.Lock()
+		c.changes = append(c.changes, modeChange{time.Now(), next})
+		c.mu.Unlock()
 		e.notice("completion mode " + next.String())
 	}
 }
@@ -184,7 +219,10 @@ func (f *connectFlags) connect_(e *env, target string) (*connection, error) {
 }
 
 func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*connection, error) {
-	var err error
+	err := noStdout("pcap", f.pcap)
+	if err != nil {
+		return nil, err
+	}
 	if o.Completion, err = f.completionConfig(); err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,8 +24,12 @@ var experimentVerb = &verb{
 	short: "re-run a published experiment on completion modes",
 	long: `Runs a named experiment on a logical unit and sets its figures beside the published ones. Each completion setting gets a
 session of its own, with an initiator_ext of its own (that of TARGET or 0, and those that follow it): a target with an access list has to
-know them. The settings take turns, --rounds times for each point. A ratio whose rounds do not all lie on the same side of 1
-is not called a difference. What the machine was, and the command, go into every report.
+know them. The settings take turns, --rounds times for each point. What the machine was, and the command, go into every report.
+` + verdictText + `
+
+Before anything is measured the unit is looked at: when it cannot do a point (its blocks are larger, its end is nearer, it is read-only),
+nothing is run, unless --skip says to run the others. A point that fails is named, the others are run, and the exit code is not 0.
+A signal ends the experiment and shows what was finished until then.
 
 Experiments:
 ` + experimentText() + `
@@ -40,24 +45,38 @@ CPU time is this process's: what the target spends is not in it.`,
 		var l lunFlag
 		var o bench.Options
 		offset, size := sizeFlag(0), sizeFlag(0)
-		fs.IntVar(&o.Rounds, "rounds", 3, "rounds per point, 1 to 1000")
+		fs.IntVar(&o.Rounds, "rounds", bench.FewestRounds, "rounds per point, 1 to 1000; fewer than "+strconv.Itoa(bench.FewestRounds)+" call no difference")
 		fs.DurationVar(&o.Runtime, "runtime", 500*time.Millisecond, "of each setting in each round")
 		fs.DurationVar(&o.Warmup, "ramp-time", 0, "run before measuring begins (default: a fifth of --runtime)")
 		fs.Var(&offset, "offset", "start of the range used")
 		fs.Var(&size, "size", "size of the range used (0: to the unit's end)")
 		fs.Uint64Var(&o.Seed, "seed", 1, "of offsets")
-		fs.BoolVar(&o.MayWrite, "write", false, "allow experiments that overwrite the unit's data")
-		csvFile := fs.String("csv", "", "write all figures to this file")
+		fs.BoolVar(&o.MayWrite, "write", false, "e2: allow it to overwrite the unit's data")
+		fs.BoolVar(&o.SkipUnfit, "skip", false, "leave out the points that the unit cannot do")
+		csvFile := fs.String("csv", "", "write all figures to this file; - for standard output, in place of the report")
 		markdown := fs.Bool("markdown", false, "print the report as Markdown tables")
 		plots := fs.String("plots", "", "draw the figures into this directory (PNG and SVG)")
 		l.register(fs)
 		second := lunFlag{text: "1"}
 		fs.StringVar(&second.text, "lun2", second.text, "e3, e3s: the other unit of the stripe, on the same target")
 		f.register(fs)
+		for _, name := range completionFlags {
+			fs.Lookup(name).Hidden = true
+		}
 		return func(e *env) error {
 			x, err := bench.ExperimentNamed(e.args[0])
 			if err != nil {
 				return &usageError{err}
+			}
+			for _, two := range [][2]string{{"json", "markdown"}, {"json", "csv"}, {"markdown", "csv"}} {
+				if fs.Changed(two[0]) && fs.Changed(two[1]) && (two[1] != "csv" || *csvFile == "-") {
+					return usagef("--%s and --%s both say what standard output gets: want one of them", two[0], two[1])
+				}
+			}
+			for _, name := range completionFlags {
+				if fs.Changed(name) {
+					return usagef("--%s: the experiment chooses who reaps completions; bench --compare compares what you name", name)
+				}
 			}
 			t, login, err := srp.ParseTarget(e.args[1])
 			if err != nil {
@@ -76,8 +95,10 @@ CPU time is this process's: what the target spends is not in it.`,
 				return usagef("--runtime must be positive, --ramp-time not negative")
 			case x.Units > 1 && sameUnit(l.text, second.text):
 				return usagef("--lun %s and --lun2 %s are the same unit: %s stripes over two", l.text, second.text, x.Name)
-			case fs.Changed("completion") || fs.Changed("thread") || fs.Changed("lock-thread") || fs.Changed("poll-weight") || fs.Changed("poll-budget"):
-				return usagef("the experiment chooses the completion settings")
+			case x.Units < 2 && fs.Changed("lun2"):
+				return usagef("--lun2: %s uses one unit; those that stripe over two are %s", x.Name, experimentsThat(func(x *bench.Experiment) bool { return x.Units > 1 }))
+			case !x.Writes() && fs.Changed("write"):
+				return usagef("--write: %s does not write; those that do are %s", x.Name, experimentsThat((*bench.Experiment).Writes))
 			}
 			if *plots != "" {
 				if st, err := os.Stat(*plots); err != nil || !st.IsDir() {
@@ -85,7 +106,7 @@ CPU time is this process's: what the target spends is not in it.`,
 				}
 			}
 			var table *outFile
-			if *csvFile != "" {
+			if *csvFile != "" && *csvFile != "-" {
 				if table, err = openOutput(*csvFile); err != nil {
 					return err
 				}
@@ -104,11 +125,30 @@ CPU time is this process's: what the target spends is not in it.`,
 			if errors.Is(err, bench.ErrWouldWrite) {
 				return usagef("%s overwrites the unit's data: say --write to allow it", x.Name)
 			}
-			if err != nil {
+			var unfit *bench.UnfitError
+			if errors.As(err, &unfit) {
+				if len(unfit.Points) < unfit.All {
+					return usagef("%s: %w; --skip runs the others", x.Name, err)
+				}
+				return usagef("%s: %w", x.Name, err)
+			}
+			if rep == nil {
 				return err
 			}
+			var intr *interrupted
+			if errors.As(err, &intr) && (table != nil || *plots != "") {
+				intr.mayTake(time.Minute)
+			}
 			rep.Command = os.Args
-			return e.report(rep, table, *plots, *markdown)
+			if rerr := e.report(rep, table, *csvFile == "-", *plots, *markdown); rerr != nil && err != nil {
+				return fmt.Errorf("%w; and %w", err, rerr)
+			} else if rerr != nil {
+				return rerr
+			}
+			if err != nil && e.json {
+				err = &shown{err}
+			}
+			return err
 		}
 	},
 }
@@ -172,7 +212,22 @@ func (f *connectFlags) opener(e *env, luns []*lunFlag, t srp.TargetPort, o srp.L
 	}
 }
 
-func (e *env) report(rep *bench.Report, table *outFile, plots string, markdown bool) error {
+// verdictText says when a comparison calls a difference.
+var verdictText = "Of a ratio, taken within each round: " + strings.Join(strings.Split(bench.Rule, ", when "), ",\nwhen ") +
+	". Of rounds that fall\non either side by chance all n lie on one side with 2^-(n-1): 3 % for 6 rounds, 25 % for 3."
+
+// experimentsThat names those for which f holds.
+func experimentsThat(f func(*bench.Experiment) bool) string {
+	var names []string
+	for _, x := range bench.Experiments() {
+		if f(x) {
+			names = append(names, x.Name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func (e *env) report(rep *bench.Report, table *outFile, csvOut bool, plots string, markdown bool) error {
 	if table != nil {
 		if err := errors.Join(table.begin(), rep.WriteCSV(table), table.close()); err != nil {
 			return err
@@ -186,6 +241,9 @@ func (e *env) report(rep *bench.Report, table *outFile, plots string, markdown b
 		for _, name := range files {
 			fmt.Fprintln(e.stderr, name)
 		}
+	}
+	if csvOut {
+		return rep.WriteCSV(e.stdout)
 	}
 	if e.json {
 		return e.printJSON(rep)

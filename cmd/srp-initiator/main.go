@@ -31,6 +31,7 @@ const (
 	exitDevice   = 3 // no usable RDMA device
 	exitNoTarget = 4 // the target does not answer, or the connection was lost
 	exitRejected = 5 // the target refused the login
+	exitSIGHUP   = 129
 	exitSIGINT   = 130
 	exitSIGPIPE  = 141
 	exitSIGTERM  = 143
@@ -43,7 +44,7 @@ const exitText = `Exit codes:
   3  no usable RDMA device (name, rights, limits)
   4  the target does not answer, or the connection was lost
   5  the target refused the login
-  130, 143  ended by SIGINT, SIGTERM after a clean disconnect
+  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM after a clean disconnect
   141  standard output was closed by its reader; after a clean disconnect too`
 
 // exitDeadline is when a signal ends the program at the latest; interruptGrace and the disconnect fit in.
@@ -82,13 +83,26 @@ func (e *usageError) Unwrap() error { return e.err }
 func usagef(format string, a ...any) error { return &usageError{fmt.Errorf(format, a...)} }
 
 // interrupted is why the context ends after a signal.
-type interrupted struct{ sig os.Signal }
+type interrupted struct {
+	sig os.Signal
+	end *time.Timer // when the program ends whatever it does
+}
 
 func (e *interrupted) Error() string {
-	if e.sig == syscall.SIGTERM {
+	switch e.sig {
+	case syscall.SIGHUP:
+		return "interrupted by SIGHUP"
+	case syscall.SIGTERM:
 		return "interrupted by SIGTERM"
 	}
 	return "interrupted by SIGINT"
+}
+
+// mayTake allows local work, such as files to be written, after the session has been closed.
+func (e *interrupted) mayTake(d time.Duration) {
+	if e.end != nil {
+		e.end.Reset(d)
+	}
 }
 
 // output is standard output; it keeps the first error, so that a table that met a full disk is no success.
@@ -118,14 +132,18 @@ func main() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // nohup(1) wants it ignored
+		signal.Notify(sigs, syscall.SIGHUP)
+	}
 	signal.Ignore(syscall.SIGPIPE) // else it ends the program at once, and the target keeps a session that nobody answers for
 	go func() {
 		sig := <-sigs
-		cancel(&interrupted{sig})
+		why := &interrupted{sig, time.NewTimer(exitDeadline)}
+		cancel(why)
 		select {
 		case sig = <-sigs: // impatient
-		case <-time.After(exitDeadline): // stuck in a read or write of a pipe; the session has been closed meanwhile
-			fmt.Fprintf(os.Stderr, "srp-initiator: %s\n", &interrupted{sig})
+		case <-why.end.C: // stuck in a read or write of a pipe; the session has been closed meanwhile
+			fmt.Fprintf(os.Stderr, "srp-initiator: %s\n", why)
 		}
 		os.Exit(signalCode(sig))
 	}()
@@ -133,7 +151,10 @@ func main() {
 }
 
 func signalCode(sig os.Signal) int {
-	if sig == syscall.SIGTERM {
+	switch sig {
+	case syscall.SIGHUP:
+		return exitSIGHUP
+	case syscall.SIGTERM:
 		return exitSIGTERM
 	}
 	return exitSIGINT
@@ -180,7 +201,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, out, stderr io.Wri
 			v.help(stdout)
 			return printed(stdout, stderr)
 		}
-		return e.fail(v, &usageError{err})
+		return e.fail(v, badFlag(err))
 	}
 	if err := checkGiven(fs); err != nil {
 		return e.fail(v, err)
@@ -206,6 +227,21 @@ func printed(stdout *output, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "srp-initiator: %s\n", err)
 		return exitFailed
 	}
+}
+
+// badFlag is what was wrong about a flag's value in words that say what is wanted.
+func badFlag(err error) error {
+	var v *pflag.InvalidValueError
+	if !errors.As(err, &v) {
+		return &usageError{err}
+	}
+	f := v.GetFlag()
+	want := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0 on", "duration": "a time such as 5s or 100ms",
+		"bool": "true or false", "intSlice": "whole numbers separated by commas"}[f.Value.Type()]
+	if want == "" {
+		return usagef("--%s=%s: %w", f.Name, v.GetValue(), errors.Unwrap(v))
+	}
+	return usagef("--%s=%s: want %s: %s", f.Name, v.GetValue(), want, f.Usage)
 }
 
 // checkGiven finds a flag that was given but says nothing: an empty text, as --output "$FILE" does when a script forgot to set FILE, or

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,12 +35,17 @@ func TestMain(m *testing.M) {
 // emulate starts a target-emu with LUN 0 (1 MiB), LUN 1 (8 MiB) and LUN 300 and returns its URL.
 func emulate(t *testing.T, faults string) string {
 	t.Helper()
+	return emulateUnits(t, faults, map[uint32]string{0: "ram:1m", 1: "ram:8m", 300: "ram:2m,bs=4096"})
+}
+
+func emulateUnits(t *testing.T, faults string, specs map[uint32]string) string {
+	t.Helper()
 	d, err := softroce.Open(netip.Addr{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	units := luntest.Units(t, &lun.Map{Simple: true}, map[uint32]string{0: "ram:1m", 1: "ram:8m", 300: "ram:2m,bs=4096"})
+	units := luntest.Units(t, &lun.Map{Simple: true}, specs)
 	f, err := targetemu.ParseFaults(faults)
 	if err != nil {
 		t.Fatal(err)
@@ -111,12 +118,37 @@ func TestVerbs(t *testing.T) {
 		{[]string{"probe", "-Z", url}, 2, "unknown"},
 		{[]string{"probe", strings.Replace(url, "abc", "abd", 1)}, 5, "0x00010003"},
 		{[]string{"probe", strings.Replace(url, "5555", "5556", 1)}, 4, "nobody listens"},
-		{[]string{"probe", "srp://127.99.98.97:5555/1", "--connect-timeout", "500ms"}, 4, "no answer from 127.99.98.97:5555 within 500ms"},
+		{[]string{"probe", "srp://127.99.98.97:5555/1", "--connect-timeout", "500ms"}, 4, "no answer from 127.99.98.97:5555 within "},
 		{[]string{"raw", url, "12"}, 2, "want 6 to 32"},
 		{[]string{"bench", url, "--rounds", "5"}, 2, "goes with --compare"},
 		{[]string{"bench", url, "--compare", "poll,thread", "--completion", "poll"}, 2, "--completion does not go with --compare"},
 		{[]string{"bench", url, "--compare", "poll,thread", "--thread=y"}, 2, "--thread does not go with --compare"},
 		{[]string{"bench", url, "--loops", "0"}, 2, "--loops 0: want 1 or more"},
+		{[]string{"bench", url, "--loops", "-1"}, 2, "--loops -1: want 1 or more"},
+		{[]string{"bench", url, "--iodepth", "x"}, 2, "--iodepth=x: want a whole number: commands under way per job"},
+		{[]string{"bench", url, "--cpus", "0, 1"}, 2, "--cpus=0, 1: want whole numbers separated by commas"},
+		{[]string{"bench", url, "--runtime", "5"}, 2, "--runtime=5: want a time such as 5s or 100ms"},
+		{[]string{"bench", url, "--jobs", "1024", "--iodepth", "4096"}, 2, "want 65536 at most"},
+		{[]string{"bench", url, "--rate", "0.5"}, 2, "--rate=0.5: want 0 (as many as go), 1 to 10000000 commands per second, or above 0% to 100%"},
+		{[]string{"bench", url, "--rate", "1e12"}, 2, "1 to 10000000 commands per second"},
+		{[]string{"bench", url, "--compare", "poll"}, 2, "want two modes or more"},
+		{[]string{"bench", url, "--compare", "poll,,thread"}, 2, "allowed are interrupt, thread, poll, direct and adaptive, thread=n and thread=y"},
+		{[]string{"bench", url, "--compare", "poll,direct+lock"}, 2, `direct+lock: "+lock" goes with thread and poll`},
+		{[]string{"bench", url, "--compare", "poll,thread", "--cpus", "0"}, 2, "thread+lock or poll+lock"},
+		{[]string{"bench", url, "--compare", "poll,thread", "--rounds", "0"}, 2, "--rounds 0: want 1 to 1000"},
+		{[]string{"bench", url, "--rwmixread", "20"}, 2, "--rwmixread goes with --rw=randrw, not with randread"},
+		{[]string{"bench", url, "--loops", "5", "--ramp-time", "1s"}, 2, "--ramp-time does not go with --loops"},
+		{[]string{"bench", url, "--rw", "read", "--seed", "2"}, 2, "--seed goes with --verify and with --rw=randread, randwrite or randrw"},
+		{[]string{"bench", url, "--cpuprofile", "-"}, 2, "--cpuprofile -: standard output has"},
+		{[]string{"probe", url, "--pcap", "-"}, 2, "--pcap -: standard output has"},
+		{[]string{"experiment", "e1", url, "--cpus", "0"}, 2, "--cpus: the experiment chooses who reaps"},
+		{[]string{"experiment", "e1", url, "--poll-budget", "5"}, 2, "--poll-budget: the experiment chooses who reaps"},
+		{[]string{"experiment", "e1", url, "--write"}, 2, "--write: e1 does not write; those that do are e2"},
+		{[]string{"experiment", "e1", url, "--lun2", "1"}, 2, "--lun2: e1 uses one unit; those that stripe over two are e3, e3s"},
+		{[]string{"experiment", "e1", url, "--markdown", "--csv", "-"}, 2, "--markdown and --csv both say what standard output gets"},
+		{[]string{"experiment", "e1", url, "--plots", "-"}, 2, "--plots -: not a directory"},
+		{[]string{"experiment", "e1", url, "-l", "300"}, 2, "5 of 15 points cannot run on this unit (512 B, saturated;"},
+		{[]string{"experiment", "e1", url, "--offset", "2m", "--skip"}, 2, "offset: 2097152 is not a multiple of 512 below the unit's size 1048576"},
 		{[]string{"bench", url, "--runtime", "0"}, 2, "--runtime 0s: want a time above 0"},
 		{[]string{"bench", url, "--iodepth", "0"}, 2, "iodepth"},
 		{[]string{"bench", url, "--bs", "0"}, 2, "bs"},
@@ -216,7 +248,10 @@ func TestSignals(t *testing.T) {
 		{"bench", held, "--runtime", "30s", "--iodepth", "4", "--completion", "poll"},
 		{"experiment", "e3s", free, "--runtime", "30s"},
 	} {
-		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+			if sig == syscall.SIGHUP && args[0] == "bench" && slices.Contains(args, "--completion") {
+				continue // SIGTERM has shown it
+			}
 			cmd := command(append(args, "-d", "softroce")...)
 			in, err := cmd.StdinPipe()
 			if err != nil {
@@ -271,6 +306,10 @@ func TestInterruptedBench(t *testing.T) {
 		{[]string{"bench", url, "--runtime", "30s"}, []string{"IOPS", "commands in 0."}},
 		{[]string{"bench", url, "--runtime", "30s", "--json"}, []string{`"interrupted": true`}},
 		{[]string{"bench", url, "--runtime", "10ms", "--ramp-time", "0", "--compare", "direct,adaptive", "--rounds", "1000"}, []string{"adaptive", "rounds, medians"}},
+		{[]string{"experiment", "depth", url, "--runtime", "5ms", "--rounds", "1000"}, []string{"interrupted by SIGINT; finished: 0 of 8 points", "QD 1 (ended after ", "adaptive to interrupt"}},
+		{[]string{"experiment", "depth", url, "--runtime", "5ms", "--rounds", "1000", "--json"}, []string{`"interrupted": "interrupted by SIGINT; finished: 0 of 8 points"`, `"cut": "after`}},
+		{[]string{"experiment", "depth", url, "--runtime", "5ms", "--rounds", "1000", "--csv", "-"}, []string{"depth,\"4 KiB, QD 1\""}},
+		{[]string{"experiment", "depth", url, "--runtime", "5ms", "--rounds", "1000", "--markdown"}, []string{"Ended before its end: interrupted by SIGINT"}},
 	} {
 		cmd := command(append(tc.args, "-d", "softroce")...)
 		var out, errs bytes.Buffer
@@ -291,6 +330,149 @@ func TestInterruptedBench(t *testing.T) {
 		}
 		if n := strings.Count(out.String(), "\n{"); n != 0 {
 			t.Errorf("%v: prints more than one document:\n%s", tc.args, out.String())
+		}
+	}
+}
+
+// A result that is about more than one mode says so.
+func TestModeSignal(t *testing.T) {
+	url := emulate(t, "")
+	for switches, want := range []string{"completion=adaptive:", "completion=switched: adaptive -> interrupt -> thread:"} {
+		cmd := command("bench", url, "--runtime", "1200ms", "--ramp-time", "0", "-d", "softroce")
+		var out bytes.Buffer
+		told, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stdout = &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if switches > 0 {
+			time.Sleep(500 * time.Millisecond) // until it is logged in
+			for range 2 {
+				cmd.Process.Signal(syscall.SIGUSR1)
+				if _, err := told.Read(make([]byte, 100)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%v: no %q in %s", err, want, out.String())
+		}
+	}
+}
+
+// What was finished goes into every file, however long drawing takes.
+func TestInterruptedFiles(t *testing.T) {
+	dir := t.TempDir()
+	table := filepath.Join(dir, "csv")
+	cmd := command("experiment", "depth", emulate(t, ""), "--runtime", "5ms", "--rounds", "1", "--csv", table, "--plots", dir, "-d", "softroce", "-l", "1")
+	told, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(told)
+	for lines.Scan() {
+		if strings.HasPrefix(lines.Text(), "depth 4/8") {
+			cmd.Process.Signal(syscall.SIGTERM)
+			break
+		}
+	}
+	var rest []string
+	for lines.Scan() {
+		rest = append(rest, lines.Text())
+	}
+	cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != exitSIGTERM || !strings.Contains(strings.Join(rest, "\n"), "interrupted by SIGTERM") {
+		t.Errorf("exit code %d: %q", code, rest)
+	}
+	if b, err := os.ReadFile(table); err != nil || !strings.Contains(string(b), "QD 4\"") {
+		t.Errorf("%v: %s", err, b)
+	}
+	if files, _ := filepath.Glob(filepath.Join(dir, "depth-4kib-iops.*")); len(files) != 2 {
+		t.Errorf("plots: %q", files)
+	}
+	if !strings.Contains(out.String(), "4 KiB, QD 4\n") {
+		t.Errorf("the report has no third point:\n%s", out.String())
+	}
+}
+
+// A thread of its own can be compared with none.
+func TestCompareLockedThread(t *testing.T) {
+	url := emulate(t, "")
+	out, errs, code := runs(t, "", "bench", url, "--compare", "thread=n, thread=y, thread=y+lock,poll+lock", "--cpus", "0", "--runtime", "10ms", "--ramp-time", "0", "--rounds", "2", "-d", "softroce", "--json")
+	if code != 0 {
+		t.Fatalf("exit code %d: %s", code, errs)
+	}
+	var cs []struct {
+		Name   string
+		Rounds []struct {
+			Completion string
+			Commands   int
+		}
+		Ratio *struct{ Verdict string } `json:"iops_ratio"`
+	}
+	if err := json.Unmarshal([]byte(out), &cs); err != nil || len(cs) != 4 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for k, want := range []string{"interrupt", "thread", "thread+lock", "poll+lock"} {
+		if c := cs[k]; c.Name != want || len(c.Rounds) != 2 || c.Rounds[0].Commands == 0 || c.Rounds[1].Completion != want || k > 0 && (c.Ratio == nil || c.Ratio.Verdict != bench.FewRounds) {
+			t.Errorf("%+v, want %s", c, want)
+		}
+	}
+}
+
+// An experiment with points that fail is no success, and one whose points do not fit the unit begins only when told to skip them.
+func TestExperimentPoints(t *testing.T) {
+	url := emulate(t, "cmd op=read nth=60 : sense 3 11/00")
+	out, errs, code := runs(t, "", "experiment", "e1", url, "-l", "1", "--runtime", "5ms", "--rounds", "1", "-d", "softroce")
+	if code != exitFailed || !strings.Contains(out, "512 B, saturated: failed: ") || !strings.Contains(out, "512 B, 10 % load: failed: no peak") || !strings.Contains(out, "4 KiB, saturated\n") || !strings.Contains(errs, "5 of 15 points failed, the first: 512 B, saturated: ") {
+		t.Errorf("exit code %d: %s\n%s", code, errs, out)
+	}
+	url = emulate(t, "")
+	out, errs, code = runs(t, "", "experiment", "e4", url, "-l", "300", "--skip", "--runtime", "5ms", "--rounds", "1", "-d", "softroce", "--csv", "-")
+	if lines := strings.Split(out, "\n"); code != 0 || !strings.HasPrefix(lines[0], "experiment,point,") || strings.Contains(out, "512 B") || !strings.Contains(out, "4 KiB x 1") {
+		t.Errorf("exit code %d: %s\n%s", code, errs, out)
+	}
+	for _, args := range [][]string{{"--json", "--markdown"}, {"--json", "--csv", "-"}} {
+		out, _, code := runs(t, "", append([]string{"experiment", "e4", url, "-d", "softroce"}, args...)...)
+		if code != exitUsage || !strings.Contains(out, args[0]+" and "+args[1]+" both say what standard output gets") {
+			t.Errorf("%v: exit code %d: %s", args, code, out)
+		}
+	}
+	if _, err := os.Stat("-"); err == nil {
+		t.Error(`there is a file called "-"`)
+	}
+}
+
+// Help shows what can be given.
+func TestHiddenFlags(t *testing.T) {
+	for verb, want := range map[string]bool{"experiment": false, "bench": true, "read": true} {
+		out, _, _ := runs(t, "", verb, "--help")
+		for _, name := range completionFlags {
+			if strings.Contains(out, "  --"+name) != want {
+				t.Errorf("%s --help: --%s shown: %v, want %v", verb, name, !want, want)
+			}
+		}
+	}
+}
+
+// What verification finds on a unit that keeps nothing is told as such.
+func TestVerifyNullUnit(t *testing.T) {
+	url := emulateUnits(t, "", map[uint32]string{0: "null:1m"})
+	in := filepath.Join(t.TempDir(), "in")
+	if err := os.WriteFile(in, []byte("0123456789"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"write", url, "-i", in, "--verify"}, {"bench", url, "--rw", "randrw", "--verify", "--loops", "50"}} {
+		if _, errs, code := runs(t, "", append(args, "-d", "softroce")...); code != exitFailed || !strings.Contains(errs, "null units") {
+			t.Errorf("%v: exit code %d: %s", args, code, errs)
 		}
 	}
 }

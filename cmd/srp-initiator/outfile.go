@@ -9,6 +9,14 @@ type outFile struct {
 	fresh bool // it was not there before, and nothing has been written
 }
 
+// noStdout refuses "-" where it would be a file of that name, since standard output has something else.
+func noStdout(flag, path string) error {
+	if path == "-" {
+		return usagef("--%s -: standard output has what the command prints; want the name of a file", flag)
+	}
+	return nil
+}
+
 func openOutput(path string) (*outFile, error) {
 	_, err := os.Stat(path)
 	o := &outFile{fresh: os.IsNotExist(err)}

@@ -130,6 +130,9 @@ func (e *env) write(c *connection, l *lunFlag, o *writeOptions, r io.Reader, kno
 					for want[i] == b[i] {
 						i++
 					}
+					if at == 0 && len(bytes.TrimLeft(b, "\x00")) == 0 {
+						return fmt.Errorf("verification failed: all of the first %d bytes read as zeros: the unit lost them, or keeps nothing at all, as null units do, which cannot be verified", len(b))
+					}
 					return fmt.Errorf("verification failed: byte %d reads as %02x, written was %02x", offset+at+int64(i), b[i], want[i])
 				}
 				return nil

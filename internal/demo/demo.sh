@@ -41,6 +41,6 @@ show srp-initiator bench "$where" --rw randrw --bs 4k --iodepth 32 --loops 20000
 
 say "Who reaps completions: in the notification's context, in a thread of its own, by a budgeted poller"
 for depth in 1 32; do
-	show srp-initiator bench "$where" --lun 1 --bs 4k --iodepth $depth --runtime 700ms --compare thread=n,thread=y,poll --rounds 3
+	show srp-initiator bench "$where" --lun 1 --bs 4k --iodepth $depth --runtime 350ms --compare thread=n,thread=y,poll --rounds 6
 	echo
 done

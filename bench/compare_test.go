@@ -1,0 +1,139 @@
+package bench_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"srp-initiator/bench"
+)
+
+// TestVerdict: only enough rounds that agree make a difference.
+func TestVerdict(t *testing.T) {
+	for _, c := range []struct {
+		ratios []float64
+		want   string
+	}{
+		{[]float64{1.3, 1.2, 1.4, 1.3, 1.2, 1.4}, bench.Higher},
+		{[]float64{1.3, 1.2, 1.4, 1.3, 1.2, 0.99}, bench.WithinNoise},
+		{[]float64{0.7, 0.8, 0.7, 0.8, 0.7, 0.8, 0.9}, bench.Lower},
+		{[]float64{0.995, 0.999, 0.99, 0.99, 0.99, 0.99}, bench.WithinNoise},
+		{[]float64{1.01, 1.019, 1.019, 1.019, 1.5, 1.02}, bench.WithinNoise},
+		{[]float64{1, 1, 1, 1, 1, 1}, bench.WithinNoise},
+		{[]float64{0, 0, 0, 0, 0, 0}, bench.Lower},
+		{[]float64{1}, bench.FewRounds},
+		{[]float64{2}, bench.FewRounds},
+		{[]float64{0.5, 0.5, 0.5, 0.5, 0.5}, bench.FewRounds},
+		{[]float64{2, 2, 2, 2, 2}, bench.FewRounds},
+		{[]float64{2, 0.5}, bench.FewRounds},
+	} {
+		if got := bench.NewRatio(c.ratios).Verdict; got != c.want {
+			t.Errorf("%v: %s, want %s", c.ratios, got, c.want)
+		}
+	}
+}
+
+// compared runs two variants whose commands per second are given round by round.
+func compared(t *testing.T, base, other []float64) []bench.Compared {
+	t.Helper()
+	at := map[string]int{}
+	variant := func(name string, iops []float64) bench.Variant {
+		return bench.Variant{Name: name, Run: func(context.Context) (*bench.Result, error) {
+			v := iops[at[name]]
+			at[name]++
+			return &bench.Result{IOPS: v, MeanUS: 1e6 / v, CPUPerIOUS: 10}, nil
+		}}
+	}
+	cs, err := bench.Compare(t.Context(), len(base), []bench.Variant{variant("interrupt", base), variant("thread", other)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cs
+}
+
+// Rounds that drift: the quotient of the medians is 1, the median of the quotients 2.
+var drifting, beside = []float64{100, 400, 200, 100, 400, 200, 100}, []float64{200, 200, 400, 200, 200, 400, 200}
+
+// TestCompareTable: every ratio has its spread and verdict, in the table and in JSON.
+func TestCompareTable(t *testing.T) {
+	cs := compared(t, []float64{100, 110, 120, 100, 110, 120}, []float64{200, 165, 180, 150, 165, 180})
+	var table bytes.Buffer
+	if err := bench.WriteTable(&table, cs); err != nil {
+		t.Fatal(err)
+	}
+	words := strings.Join(strings.Fields(table.String()), " ")
+	if want := "to interrupt IOPS [min-max] verdict latency [min-max] verdict CPU/IO [min-max] verdict " +
+		"thread x1.50 [1.50-2.00] higher x0.67 [0.50-0.67] lower x1.00 [1.00-1.00] within noise"; !strings.Contains(words, want) || strings.Contains(words, "too few") {
+		t.Errorf("no %q in\n%s", want, table.String())
+	}
+	for _, line := range strings.Split(table.String(), "\n") {
+		if len(line) > 120 {
+			t.Errorf("a line of %d characters: %s", len(line), line)
+		}
+	}
+	text, err := json.Marshal(cs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"iops_ratio":{"median":1.5,"min":1.5,"max":2,"verdict":"higher"}`, `"verdict":"lower"`, `"cpu_ratio":{"median":1,"min":1,"max":1,"verdict":"within noise"}`} {
+		if strings.Count(string(text), want) != 1 {
+			t.Errorf("no %s, or not once, in %s", want, text)
+		}
+	}
+
+	table.Reset()
+	if err := bench.WriteTable(&table, compared(t, []float64{100, 100, 100, 100, 100}, []float64{200, 200, 200, 200, 200})); err != nil {
+		t.Fatal(err)
+	}
+	if s := table.String(); strings.Contains(s, "higher") || !strings.Contains(s, "too few rounds: a difference is called after 6 rounds or more") {
+		t.Errorf("five rounds:\n%s", s)
+	}
+}
+
+// TestMeasuredRatio: beside a published ratio stands the median of the ratios within rounds, not the ratio of medians.
+func TestMeasuredRatio(t *testing.T) {
+	rep := bench.Report{Rounds: len(drifting), Points: []bench.PointResult{{Label: "p", Series: "s", Variants: compared(t, drifting, beside),
+		Published: []bench.Published{{Setting: "interrupt", Metric: "iops", Value: 10}, {Setting: "thread", Metric: "iops", Value: 15}}}}}
+	var text, md bytes.Buffer
+	if err := errors.Join(rep.WriteText(&text), rep.WriteMarkdown(&md)); err != nil {
+		t.Fatal(err)
+	}
+	if want := "iops, published / ours:  interrupt 10.0 / 200  thread 15.0 / 200 (x1.50 / x2.00 [0.50-2.00], within noise)"; !strings.Contains(text.String(), want) {
+		t.Errorf("no %q in\n%s", want, text.String())
+	}
+	if want := "| p | iops | thread | 15.0 | 200 | 1.50 | 2.00 [0.50-2.00], within noise |"; !strings.Contains(md.String(), want) {
+		t.Errorf("no %q in\n%s", want, md.String())
+	}
+}
+
+// TestReportCommand: a report says how it was made, in words that can be typed again.
+func TestReportCommand(t *testing.T) {
+	rep := bench.Report{Rounds: 1, Command: []string{"/some/where/srp-initiator", "experiment", "e1", "--rounds", "1", "srp://h:1/2?a=1&b=2"}}
+	var text, md bytes.Buffer
+	if err := errors.Join(rep.WriteText(&text), rep.WriteMarkdown(&md)); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []string{text.String(), md.String()} {
+		if want := "srp-initiator experiment e1 --rounds 1 'srp://h:1/2?a=1&b=2'"; !strings.Contains(s, want) || strings.Contains(s, "/some/where") || !strings.Contains(s, "1 round of") {
+			t.Errorf("no %q in\n%s", want, s)
+		}
+	}
+}
+
+func TestCounted(t *testing.T) {
+	for n, want := range map[int]string{0: "0 rounds", 1: "1 round", 2: "2 rounds"} {
+		if got := bench.Counted(n, "round"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	for _, e := range bench.Experiments() {
+		for _, p := range e.Points {
+			if strings.Contains(p.Label, " 1 readers") {
+				t.Errorf("%s: %q", e.Name, p.Label)
+			}
+		}
+	}
+}
