@@ -599,6 +599,35 @@ func TestWindowServesItsQueuePair(t *testing.T) {
 	}
 }
 
+// A key of one protection domain opens nothing to the queue pairs of another, be it given by the peer or by the consumer.
+func TestKeysOfAnotherDomain(t *testing.T) {
+	for _, side := range []string{"remote", "local"} {
+		a, b := pair(t)
+		e := b // whose memory is in another domain
+		if side == "local" {
+			e = a
+		}
+		foreign := newEnd(t, e.d, true)
+		b.recv(t, 1, 0, 64)
+		wr := verbs.SendWorkRequest{WRID: 2, Opcode: verbs.OpRDMAWrite, SGList: a.sge(0, 64), RemoteAddr: foreign.mr.Addr(), RKey: foreign.mr.RKey()}
+		want := verbs.WCRemoteAccessError
+		if side == "local" {
+			wr = verbs.SendWorkRequest{WRID: 2, Opcode: verbs.OpSend, SGList: foreign.sge(0, 64)}
+			want = verbs.WCLocalProtectionError
+		}
+		fill(a.mem.Slice(0, 64), 1)
+		fill(foreign.mem.Slice(0, 64), 2)
+		before := bytes.Clone(foreign.mem.Slice(0, 64))
+		a.send(t, wr)
+		if wc := a.poll(t, 1)[0]; wc.Status != want {
+			t.Errorf("%s key of another domain: %v, want %v", side, wc.Status, want)
+		}
+		if !bytes.Equal(foreign.mem.Slice(0, 64), before) {
+			t.Errorf("%s key of another domain: the memory was written", side)
+		}
+	}
+}
+
 // A device that closes says goodbye: its peers need no timer to notice.
 func TestCloseTellsPeers(t *testing.T) {
 	a, b := pair(t)
