@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -16,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"srp-initiator/bench"
 	"srp-initiator/rdma/softroce"
@@ -387,10 +390,23 @@ func TestModeSignal(t *testing.T) {
 	}
 }
 
-// What was finished goes into every file, however long drawing takes.
+// What was finished goes into every file, however long writing takes.
 func TestInterruptedFiles(t *testing.T) {
 	dir := t.TempDir()
 	table := filepath.Join(dir, "csv")
+	// Whoever reads the table takes its time, and the pipe to it is short.
+	if err := syscall.Mkfifo(table, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.OpenFile(table, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
+	if _, err := unix.FcntlInt(pipe.Fd(), unix.F_SETPIPE_SZ, 4096); err != nil {
+		t.Fatal(err)
+	}
+	taken := make(chan []byte, 1)
 	cmd := command("experiment", "depth", emulate(t, ""), "--runtime", "5ms", "--rounds", "1", "--csv", table, "--plots", dir, "-d", "softroce", "-l", "1")
 	told, err := cmd.StderrPipe()
 	if err != nil {
@@ -405,6 +421,14 @@ func TestInterruptedFiles(t *testing.T) {
 	for lines.Scan() {
 		if strings.HasPrefix(lines.Text(), "depth 4/8") {
 			cmd.Process.Signal(syscall.SIGTERM)
+			go func() {
+				time.Sleep(exitDeadline + 500*time.Millisecond)
+				b, err := io.ReadAll(pipe)
+				if err != nil {
+					t.Error(err)
+				}
+				taken <- b
+			}()
 			break
 		}
 	}
@@ -416,8 +440,8 @@ func TestInterruptedFiles(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != exitSIGTERM || !strings.Contains(strings.Join(rest, "\n"), "interrupted by SIGTERM") {
 		t.Errorf("exit code %d: %q", code, rest)
 	}
-	if b, err := os.ReadFile(table); err != nil || !strings.Contains(string(b), "QD 4\"") {
-		t.Errorf("%v: %s", err, b)
+	if b := <-taken; !strings.Contains(string(b), "QD 4\"") {
+		t.Errorf("the table has no third point:\n%s", b)
 	}
 	if files, _ := filepath.Glob(filepath.Join(dir, "depth-4kib-iops.*")); len(files) != 2 {
 		t.Errorf("plots: %q", files)
@@ -430,7 +454,7 @@ func TestInterruptedFiles(t *testing.T) {
 // A thread of its own can be compared with none.
 func TestCompareLockedThread(t *testing.T) {
 	url := emulate(t, "")
-	out, errs, code := runs(t, "", "bench", url, "--compare", "thread=n, thread=y, thread=y+lock,poll+lock", "--cpus", "0", "--runtime", "10ms", "--ramp-time", "0", "--rounds", "2", "-d", "softroce", "--json")
+	out, errs, code := runs(t, "", "bench", url, "--compare", "thread=n, thread=y, thread=y+lock,poll+lock", "--cpus", "0", "--runtime", "10ms", "--ramp-time", "0", "--rounds", "2", "-d", "softroce:127.87.3.2", "--json")
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, errs)
 	}
