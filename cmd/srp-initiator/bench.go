@@ -38,7 +38,7 @@ run and shows what was measured until then; of --compare, the rounds that were w
 CPU time is this process's: what the target spends is not in it.`,
 	example: `  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randread --bs 4k --iodepth 32 --runtime 5s
   srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --rw randrw --verify --loops 100000 --iodepth 64
-  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --compare thread=n,thread=y,poll --rounds 5 --iodepth 32`,
+  srp-initiator bench srp://10.0.0.1:5555/505400fffe123456 --compare thread=n,thread=y,poll --iodepth 32`,
 	flags: func(fs *pflag.FlagSet) func(*env) error {
 		var f connectFlags
 		var l lunFlag

@@ -38,7 +38,7 @@ needs --write and destroys the unit's data.
 
 CPU time is this process's: what the target spends is not in it.`,
 	example: `  srp-initiator experiment e4 srp://10.0.0.1:5555/505400fffe123456
-  srp-initiator experiment matrix srp://10.0.0.1:5555/505400fffe123456 --rounds 5 --runtime 2s --csv matrix.csv --plots .
+  srp-initiator experiment matrix srp://10.0.0.1:5555/505400fffe123456 --rounds 7 --runtime 2s --csv matrix.csv --plots .
   srp-initiator experiment e2 --write srp://10.0.0.1:5555/505400fffe123456 --json`,
 	flags: func(fs *pflag.FlagSet) func(*env) error {
 		var f connectFlags
@@ -213,8 +213,8 @@ func (f *connectFlags) opener(e *env, luns []*lunFlag, t srp.TargetPort, o srp.L
 }
 
 // verdictText says when a comparison calls a difference.
-var verdictText = "Of a ratio, taken within each round: " + strings.Join(strings.Split(bench.Rule, ", when "), ",\nwhen ") +
-	". Of rounds that fall\non either side by chance all n lie on one side with 2^-(n-1): 3 % for 6 rounds, 25 % for 3."
+var verdictText = "Ratios are taken within each round; " + strings.Replace(bench.Rule, ", when ", ", when\n", 1) +
+	". Where there is none, chance puts all n rounds\non one side with a probability of 2^-(n-1): 3 % for 6 rounds, 25 % for 3."
 
 // experimentsThat names those for which f holds.
 func experimentsThat(f func(*bench.Experiment) bool) string {

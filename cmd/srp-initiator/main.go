@@ -21,6 +21,7 @@ import (
 	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/srp"
+	"srp-initiator/srp/disk"
 )
 
 // Exit codes.
@@ -316,7 +317,7 @@ func exitCode(err error) int {
 	switch {
 	case errors.As(err, &intr):
 		return signalCode(intr.sig)
-	case errors.As(err, &usage), errors.As(err, &target), errors.As(err, &arg), errors.As(err, &name):
+	case errors.As(err, &usage), errors.Is(err, disk.ErrReadOnly), errors.As(err, &target), errors.As(err, &arg), errors.As(err, &name):
 		return exitUsage
 	case errors.As(err, &rej), errors.As(err, &cmrej) && cmrej.Reason == cm.ReasonConsumerDefined: // with an SRP_LOGIN_REJ, or with other bytes
 		return exitRejected

@@ -11,8 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -506,6 +508,40 @@ func TestHiddenFlags(t *testing.T) {
 		for _, name := range completionFlags {
 			if strings.Contains(out, "  --"+name) != want {
 				t.Errorf("%s --help: --%s shown: %v, want %v", verb, name, !want, want)
+			}
+		}
+	}
+}
+
+// A unit that is read-only is no unit to write to: bad input, found before data move.
+func TestReadOnlyUnit(t *testing.T) {
+	url := emulateUnits(t, "", map[uint32]string{0: "ram:1m,ro"})
+	for _, args := range [][]string{{"write", url}, {"unmap", url, "-s", "0", "-n", "64K"}, {"unmap", url, "-s", "0", "-n", "64K", "--zero"}, {"bench", url, "--rw", "write"},
+		{"bench", url, "--verify"}, {"experiment", "e2", url, "--write"}} {
+		_, errs, code := runs(t, "data", append(args, "-d", "softroce")...)
+		if code != exitUsage || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "read-only") && !strings.Contains(errs, "write-protected") {
+			t.Errorf("%v: exit code %d: %s", args, code, errs)
+		}
+	}
+}
+
+// What the examples show must be able to call a difference.
+func TestRoundsOfExamples(t *testing.T) {
+	texts := map[string]string{}
+	for _, v := range verbs_ {
+		texts[v.name] = v.example
+	}
+	for _, file := range []string{"../../README.md", "../../internal/demo/demo.sh"} {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[file] = string(b)
+	}
+	for name, text := range texts {
+		for _, m := range regexp.MustCompile(`--rounds ([0-9]+)`).FindAllStringSubmatch(text, -1) {
+			if n, err := strconv.Atoi(m[1]); err != nil || n < bench.FewestRounds {
+				t.Errorf("%s: %s", name, m[0])
 			}
 		}
 	}
