@@ -599,6 +599,112 @@ func TestWindowServesItsQueuePair(t *testing.T) {
 	}
 }
 
+// A window is revoked through the queue pair that bound it, and through no other of the same protection domain, by the peer or by the consumer.
+func TestWindowIsRevokedByItsQueuePair(t *testing.T) {
+	for _, side := range []string{"peer", "consumer"} {
+		a, b := pair(t)
+		a2 := newEnd(t, a.d, true)
+		b2 := *b
+		var err error
+		if b2.cq, err = b.d.CreateCQ(verbs.CQInit{Capacity: 64}); err != nil {
+			t.Fatal(err)
+		}
+		if b2.qp, err = b.pd.CreateQP(verbs.QPInit{SendCQ: b2.cq, RecvCQ: b2.cq, SignalAll: true, Cap: b.qp.Cap()}); err != nil {
+			t.Fatal(err)
+		}
+		w, err := b.pd.AllocMW()
+		if err != nil {
+			t.Fatal(err)
+		}
+		connect(t, a2, &b2)
+		key := w.RKey() ^ 1
+		b.send(t, verbs.SendWorkRequest{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: b.mr, RKey: key, Addr: b.mr.Addr(), Length: 64, Access: verbs.AccessRemoteWrite}})
+		if wc := b.poll(t, 1)[0]; wc.Status != verbs.WCSuccess {
+			t.Fatalf("%+v", wc)
+		}
+		refused, want := a2, verbs.WCRemoteAccessError
+		wr := verbs.SendWorkRequest{Opcode: verbs.OpSendWithInv, SGList: a2.sge(0, 8), ImmData: key}
+		if side == "consumer" {
+			refused, want = &b2, verbs.WCLocalQPOperationError
+			wr = verbs.SendWorkRequest{Opcode: verbs.OpLocalInv, ImmData: key}
+		}
+		b2.recv(t, 1, 4096, 64)
+		refused.send(t, wr)
+		if wc := refused.poll(t, 1)[0]; wc.Status != want {
+			t.Errorf("%s: %+v, want %v", side, wc, want)
+		}
+		write := func() verbs.WCStatus {
+			a.send(t, verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, SGList: a.sge(0, 64), RemoteAddr: b.mr.Addr(), RKey: key})
+			return a.poll(t, 1)[0].Status
+		}
+		if s := write(); s != verbs.WCSuccess {
+			t.Errorf("%s: the window is gone: %v", side, s)
+		}
+		b.send(t, verbs.SendWorkRequest{Opcode: verbs.OpLocalInv, ImmData: key})
+		if wc := b.poll(t, 1)[0]; wc.Status != verbs.WCSuccess {
+			t.Errorf("%s: through its own queue pair: %+v", side, wc)
+		}
+		if s := write(); s != verbs.WCRemoteAccessError {
+			t.Errorf("%s: the key opens after its window was revoked: %v", side, s)
+		}
+		b2.conn.Disconnect()
+		for _, f := range []func() error{b2.qp.Destroy, b2.cq.Destroy, w.Dealloc} {
+			if err := f(); err != nil {
+				t.Error(err)
+			}
+		}
+		b2.conn.Close()
+	}
+}
+
+// A window is bound to a region of its own protection domain, that allows it, and inside of it, under its own key with other low bits.
+func TestBindRefusals(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, e, foreign *end, bind *verbs.BindMW){
+		"a region of another domain": func(_ *testing.T, _, foreign *end, bind *verbs.BindMW) {
+			bind.Region, bind.Addr = foreign.mr, foreign.mr.Addr()
+		},
+		"a window of another domain": func(t *testing.T, _, foreign *end, bind *verbs.BindMW) {
+			w, err := foreign.pd.AllocMW()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { w.Dealloc() })
+			bind.Window, bind.RKey = w, w.RKey()^1
+		},
+		"a region that does not allow it": func(t *testing.T, e, _ *end, bind *verbs.BindMW) {
+			mr, err := e.pd.RegisterMemory(e.mem, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { mr.Deregister() })
+			bind.Region = mr
+		},
+		"longer than the region": func(_ *testing.T, e, _ *end, bind *verbs.BindMW) { bind.Length = memSize + 1 },
+		"beyond the region":      func(_ *testing.T, e, _ *end, bind *verbs.BindMW) { bind.Addr = e.mr.Addr() + memSize - 63 },
+		"in front of the region": func(_ *testing.T, e, _ *end, bind *verbs.BindMW) { bind.Addr = e.mr.Addr() - 1 },
+		"no bytes":               func(_ *testing.T, _, _ *end, bind *verbs.BindMW) { bind.Length = 0 },
+		"the same key again":     func(_ *testing.T, _, _ *end, bind *verbs.BindMW) { bind.RKey ^= 1 },
+		"another key":            func(_ *testing.T, _, _ *end, bind *verbs.BindMW) { bind.RKey ^= 1 << 20 },
+		"atomics":                func(_ *testing.T, _, _ *end, bind *verbs.BindMW) { bind.Access |= verbs.AccessRemoteAtomic },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, _ := pair(t)
+			foreign := newEnd(t, a.d, true)
+			w, err := a.pd.AllocMW()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { w.Dealloc() })
+			bind := verbs.BindMW{Window: w, Region: a.mr, RKey: w.RKey() ^ 1, Addr: a.mr.Addr(), Length: 64, Access: verbs.AccessRemoteWrite}
+			spoil(t, a, foreign, &bind)
+			a.send(t, verbs.SendWorkRequest{Opcode: verbs.OpBindMW, Bind: &bind})
+			if wc := a.poll(t, 1)[0]; wc.Status != verbs.WCMWBindError {
+				t.Errorf("%v, want %v", wc.Status, verbs.WCMWBindError)
+			}
+		})
+	}
+}
+
 // A key of one protection domain opens nothing to the queue pairs of another, be it given by the peer or by the consumer.
 func TestKeysOfAnotherDomain(t *testing.T) {
 	for _, side := range []string{"remote", "local"} {
