@@ -427,6 +427,16 @@ func TestDisconnect(t *testing.T) {
 	}
 }
 
+// undisturbed reports whether a test goes on that judges only rounds in which nothing came between. A busy machine, or one processor for
+// all, has few of them, and the race detector none: what each round takes there is time enough for somebody else.
+func undisturbed(start time.Time, judged int) bool {
+	limit := 2 * time.Second
+	if judged == 0 && !raceEnabled {
+		limit = time.Minute
+	}
+	return judged < 20 && time.Since(start) < limit
+}
+
 // What is posted one by one while somebody polls in vain leaves with his next Poll, as one train; only the first does not wait, nor
 // the acknowledgement that is owed.
 func TestPostBesidePolling(t *testing.T) {
@@ -436,7 +446,7 @@ func TestPostBesidePolling(t *testing.T) {
 	}
 	const n = 8
 	judged := 0
-	for round := 0; round < 2000 && judged < 20 && (round < 400 || judged == 0); round++ {
+	for began := time.Now(); undisturbed(began, judged); {
 		for i := range n {
 			b.recv(t, uint64(i), i*64, 64)
 		}
@@ -449,17 +459,19 @@ func TestPostBesidePolling(t *testing.T) {
 			t.Fatal("an entry that nothing accounts for")
 		}
 		drove := a.cq.(*completionQueue).polledAt.Load() != 0 // and not somebody else at that moment
-		before := a.d.Stats().Socket.TrainsSent
+		before := a.d.Stats().Socket
 		for i := range n {
 			a.send(t, verbs.SendWorkRequest{WRID: uint64(i), Opcode: verbs.OpSend, SGList: a.sge(0, 40)})
 		}
-		between := a.d.Stats().Socket.TrainsSent
+		between := a.d.Stats().Socket
 		done := a.cq.Poll(wcs[:])
-		after := a.d.Stats().Socket.TrainsSent
-		if drove && time.Since(start) < pollTime/2 { // else the watchdog or somebody's impatience may have been first
+		after := a.d.Stats().Socket
+		// Who drives the device looks into its socket. The pump may do so at any moment, and sends what it finds.
+		alone := between.ReceiveCalls == before.ReceiveCalls && after.ReceiveCalls <= between.ReceiveCalls+1
+		if drove && alone && time.Since(start) < pollTime/2 { // else the watchdog or somebody's impatience may have been first
 			judged++
-			if between > before+1 || after > between+1 {
-				t.Fatalf("%d trains before the Poll, %d with it", between-before, after-between)
+			if between.TrainsSent > before.TrainsSent+1 || after.TrainsSent > between.TrainsSent+1 {
+				t.Fatalf("%d trains before the Poll, %d with it", between.TrainsSent-before.TrainsSent, after.TrainsSent-between.TrainsSent)
 			}
 		}
 		b.poll(t, n+1) // the receives and the SEND
@@ -475,7 +487,7 @@ func TestAckWaitsForNextRequests(t *testing.T) {
 	a, b := pair(t)
 	var wcs [4]verbs.WorkCompletion
 	judged := 0
-	for round := 0; round < 2000 && judged < 20; round++ {
+	for began := time.Now(); undisturbed(began, judged); {
 		b.recv(t, 1, 0, 64)
 		a.recv(t, 2, 0, 64)
 		a.send(t, verbs.SendWorkRequest{WRID: 3, Opcode: verbs.OpSend, SGList: a.sge(0, 8)}) // a owes nothing, and gets no acknowledgement
@@ -523,7 +535,7 @@ func TestDeferredPostsLeave(t *testing.T) {
 	a, b := pair(t)
 	held := 0
 	var wcs [4]verbs.WorkCompletion
-	for round := 0; round < 2000 && held < 20; round++ {
+	for began, round := time.Now(), 0; held < 20 && time.Since(began) < 2*time.Second; round++ {
 		b.recv(t, 1, 0, 64)
 		a.recv(t, 2, 0, 64)
 		b.send(t, verbs.SendWorkRequest{WRID: 3, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: b.sge(0, 8)})
