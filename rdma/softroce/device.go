@@ -74,6 +74,7 @@ type Device struct {
 	waiting    int    // armed completion queues
 	led        bool   // a leader waits for the link
 	resigned   *sync.Cond
+	silent     rc.Time // until then nothing is sent or received; 0: never silenced
 	stats      Stats
 }
 

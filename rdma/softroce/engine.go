@@ -27,6 +27,19 @@ import (
 
 func (d *Device) now() rc.Time { return rc.Time(time.Since(d.start)) }
 
+// Silence makes the device lose every packet, sent or received, for a time, as a node does that has no power or no cable. What happened before has
+// been sent. A later call counts from its own moment; 0 ends the silence.
+func (d *Device) Silence(t time.Duration) {
+	d.mu.Lock()
+	defer d.unlock()
+	now := d.now()
+	d.flush(now)
+	d.silent = now + rc.Time(t)
+}
+
+// isSilent reports that packets are lost at the moment.
+func (d *Device) isSilent() bool { return d.silent != 0 && d.now() < d.silent }
+
 func (d *Device) clock(t rc.Time) time.Time {
 	if t == rc.Never {
 		return time.Time{}
@@ -98,6 +111,9 @@ func (d *Device) turn() rc.Time {
 		ms, err := d.link.Receive()
 		if err != nil || len(ms) == 0 {
 			break
+		}
+		if d.isSilent() {
+			continue
 		}
 		for i := range ms {
 			d.receive(now, &ms[i])

@@ -71,8 +71,12 @@ func (t *transmitter) send(d *Device) bool {
 	if len(t.trains) == 0 {
 		return true
 	}
-	n, err := d.link.Send(t.trains)
-	if d.capture != nil {
+	n, err := len(t.trains), error(nil)
+	silent := d.isSilent()
+	if !silent {
+		n, err = d.link.Send(t.trains)
+	}
+	if d.capture != nil && !silent {
 		for i := range t.trains[:n] {
 			d.captureTrain(&t.trains[i])
 		}
