@@ -39,7 +39,7 @@ demo: binaries ## target and initiator on this machine's loopback: list, write, 
 
 binaries: ## the two commands, static, in bin/
 	@command -v $(GO) >/dev/null || { echo "Go is missing: install version $$(sed -n 's/^go //p' go.mod) or newer (Debian 12's own package is older) and have it in PATH"; exit 2; }
-	$(GO) build -trimpath -ldflags '-X srp-initiator/bench.revision=$(REVISION)' -o bin/ ./cmd/...
+	$(GO) build -trimpath -ldflags '-X srp-initiator/internal/revision.commit=$(REVISION)' -o bin/ ./cmd/...
 
 bench-peers: ROUNDS = 4
 bench-peers: RUNTIME = 1s

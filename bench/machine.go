@@ -2,17 +2,15 @@ package bench
 
 import (
 	"bufio"
-	"crypto/sha256"
-	"fmt"
-	"io"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"srp-initiator/internal/revision"
 )
 
 // Machine is what a figure depends on besides the program: recorded with every report.
@@ -72,45 +70,8 @@ func ThisMachine() Machine {
 	return m
 }
 
-// revision is the commit, set by the linker (make binaries): the go command itself does not stamp what is built in a linked work tree.
-var revision string
-
-// ProgramVersion says as exactly as the program knows what it was built from: the commit, or a released version of the module, or at
-// least which executable it is.
-func ProgramVersion() string {
-	if revision != "" {
-		return revision
-	}
-	b, ok := debug.ReadBuildInfo()
-	if ok {
-		commit, modified := "", ""
-		for _, s := range b.Settings {
-			switch {
-			case s.Key == "vcs.revision":
-				commit = s.Value
-			case s.Key == "vcs.modified" && s.Value == "true":
-				modified = ", modified"
-			}
-		}
-		if commit != "" {
-			return commit + modified
-		}
-		if v := b.Main.Version; v != "" && v != "(devel)" {
-			return b.Main.Path + " " + v
-		}
-	}
-	const none = "built without a revision"
-	f, err := os.Open("/proc/self/exe")
-	if err != nil {
-		return none
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return none
-	}
-	return fmt.Sprintf("%s, SHA-256 of the executable %x", none, h.Sum(nil)[:8])
-}
+// ProgramVersion says what the program was built from.
+func ProgramVersion() string { return revision.Program() }
 
 // eachLine calls f for the lines of a file until it returns false. A file that cannot be read has none.
 func eachLine(path string, f func(string) bool) {

@@ -27,7 +27,7 @@ var allowed = map[string][]string{
 	"cmd/srp-initiator": {"rdma", "rdma/selftest", "rdma/verbs", "rdma/cm", "srp", "srp/scsi", "srp/disk", "completion", "bench",
 		"cmd/srp-initiator/internal/nbd", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/srp-initiator/internal/nbd": {},
-	"cmd/target-emu":                 {"rdma", "rdma/verbs", "rdma/cm", "completion", "target-emu", "target-emu/lun", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"cmd/target-emu":                 {"rdma", "rdma/verbs", "rdma/cm", "completion", "target-emu", "target-emu/lun", "internal/revision", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 
 	"rdma": {"rdma/verbs", "rdma/cm", "rdma/verbs/uverbs", "rdma/cm/ucm", "rdma/softroce",
 		"github.com/Mellanox/rdmamap", "github.com/jaypipes/ghw", "golang.org/x/sys/unix"},
@@ -68,7 +68,7 @@ var allowed = map[string][]string{
 	"target-emu":             {"rdma/verbs", "rdma/cm", "rdma/hostmem", "completion", "srp/iu", "srp/scsi", "target-emu/lun"},
 	"target-emu/lun":         {"rdma/hostmem", "srp/scsi", "golang.org/x/sys/unix"},
 	"target-emu/lun/luntest": {"target-emu/lun"},
-	"bench":                  {"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot/...", "rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "golang.org/x/sys/unix"},
+	"bench":                  {"github.com/HdrHistogram/hdrhistogram-go", "gonum.org/v1/plot/...", "rdma/verbs", "completion", "srp", "srp/scsi", "srp/disk", "internal/revision", "golang.org/x/sys/unix"},
 
 	"bench/limit":  {"rdma/hostmem", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"bench/splice": {},
@@ -77,6 +77,7 @@ var allowed = map[string][]string{
 	"rdma/verbs/uverbs/internal/golden/cmd/flipbits": {},
 	"rdma/verbs/uverbs/internal/golden/cmd/libcost":  {},
 
+	"internal/revision":          {},
 	"internal/require":           {},
 	"internal/vmtest":            {"golang.org/x/sys/unix"},
 	"internal/vmtest/cmd/vmtest": {"internal/vmtest"},
