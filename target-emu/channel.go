@@ -60,6 +60,7 @@ type channel struct {
 	// Read-only after login.
 	t         *Target
 	nexus     *nexus
+	logins    *nexusLogins
 	number    int
 	rxLen     int
 	recvDepth int
@@ -136,7 +137,7 @@ func (t *Target) newChannel(n *nexus, number int, conn cm.Conn, req *iu.LoginReq
 	// A fault may promise more credits than a channel can have.
 	limit := max(min(int(rsp.ReqLimDelta), MaxRequestLimit), t.cfg.RequestLimit)
 	ch := &channel{
-		t: t, nexus: n, number: number, conn: conn, from: peerAddr(conn), limit: int64(rsp.ReqLimDelta),
+		t: t, nexus: n, logins: n.logins.Load(), number: number, conn: conn, from: peerAddr(conn), limit: int64(rsp.ReqLimDelta),
 		rxLen: (t.cfg.MaxITIULen + 63) &^ 63, recvDepth: limit + spareReceives, maxTI: int(min(req.ITIULen, rsp.MaxTIIULen, txLen)),
 		stop: make(chan struct{}), done: make(chan struct{}), units: map[uint32]*chanUnit{},
 	}
@@ -297,7 +298,7 @@ func (ch *channel) run() {
 	ch.mu.Lock()
 	ch.closing = true
 	ch.mu.Unlock()
-	ch.t.forget(ch)
+	ch.t.forget(ch, true)
 	if ch.silent {
 		// No DREQ: in the error state the queue pair just stops answering. It stays until the fault's time is over.
 		_ = ch.qp.Modify(&verbs.QPAttr{State: verbs.QPError}, verbs.QPMaskState)

@@ -56,8 +56,14 @@ const (
 	maxLoginsFrom = maxLogins / 2
 	// breakTime is how long a channel that a fault broke off stays silent before its DREQ.
 	breakTime = 10 * time.Second
+	// ignoreTime is how long a login that a fault ignores is kept from being answered: longer than the kernel's CM repeats a request
+	// (CMA_MAX_CM_RETRIES times 4.3 s).
+	ignoreTime = 2 * time.Minute
 	// loginTimeout ends a login whose peer does not finish it.
 	loginTimeout = 10 * time.Second
+	// halfOpenGrace is how long a channel's peer has for its RTU before others may have its session, where there are no more, or its address's
+	// place.
+	halfOpenGrace = time.Second
 	// supersededGrace is how much longer a login may take after the same initiator port has sent another one.
 	supersededGrace = time.Second
 )

@@ -324,10 +324,7 @@ func (ch *channel) start(c *command, b []byte) {
 			return
 		}
 		c.want = min(t.InLen, c.bufLen)
-		if c.verdict != nil && c.verdict.cut > 0 { // moves less than it will say
-			c.cut = min(c.verdict.cut, c.want)
-			c.want -= c.cut
-		}
+		c.curtail()
 	default:
 		if t.Way == lun.WayWrite {
 			ch.count.writes.Add(1)
@@ -341,6 +338,7 @@ func (ch *channel) start(c *command, b []byte) {
 			return
 		}
 		c.want = t.OutLen
+		c.curtail()
 		if c.iu.Out.Format == iu.Immediate {
 			ch.immediate(c, b)
 			return
@@ -394,19 +392,26 @@ func (ch *channel) immediate(c *command, b []byte) {
 	}
 	ch.count.immediate.Add(1)
 	t := &c.task
-	data = data[:t.OutLen]
-	ch.count.bytesOut.Add(uint64(len(data)))
+	if t.Way == lun.WayWhole {
+		data = c.whole(data)
+	} else {
+		data = data[:c.want]
+	}
+	if c.verdict != nil {
+		ch.spoil(c, data[:c.want])
+	}
+	ch.count.bytesOut.Add(uint64(c.want))
 	if ch.slow(c) {
 		c.errand.kept = true
 		if t.Way == lun.WayWhole {
-			c.moved = t.OutLen
+			c.moved = c.want
 			ch.delegate(c, errandWhole, data)
 		} else {
 			ch.delegate(c, errandWrite, data)
 		}
 		return
 	}
-	c.moved = t.OutLen
+	c.moved = c.want
 	if t.Way == lun.WayWhole {
 		ch.whole(c, data)
 		return
@@ -744,7 +749,7 @@ func (ch *channel) move(c *command) {
 		}
 		c.errand.filled = false
 	}
-	if c.verdict != nil && c.verdict.corrupt > 0 {
+	if c.verdict != nil && !c.direct {
 		ch.spoil(c, ch.buf(c)[:bytes])
 	}
 	ch.pieces(c, verbs.OpRDMAWrite, addr, lkey, bytes)
@@ -761,24 +766,23 @@ func (ch *channel) move(c *command) {
 
 // stepDone goes on when a step's requests are complete.
 func (ch *channel) stepDone(c *command) {
-	if c.dead {
-		ch.drop(c)
+	if ch.aborted(c) {
 		return
 	}
-	c.state = cmdActive
 	t := &c.task
-	if c.tas {
-		t.SetStatus(scsi.StatusTaskAborted)
-		ch.answer(c)
-		ch.settle(c, ch)
-		return
-	}
 	if c.phase == phaseTable {
 		ch.tableDone(c)
 		return
 	}
 	if c.out {
 		ch.count.bytesOut.Add(uint64(c.step))
+		if c.verdict != nil && !c.direct {
+			b := ch.buf(c)
+			if t.Way == lun.WayWhole {
+				b = b[c.moved:]
+			}
+			ch.spoil(c, b[:c.step])
+		}
 		if ch.slow(c) {
 			ch.arrived(c)
 			return
@@ -790,7 +794,7 @@ func (ch *channel) stepDone(c *command) {
 		c.moved += c.step
 		if c.moved == c.want {
 			if t.Way == lun.WayWhole {
-				ch.whole(c, ch.largeBuf(c)[:c.want])
+				ch.whole(c, c.whole(ch.largeBuf(c)))
 				return
 			}
 			t.FinishStream()
@@ -836,9 +840,9 @@ func (c *command) residual(r *iu.Response) {
 		case t.OutLen > c.bufLen:
 			r.Flags |= iu.OutOverflow
 			r.OutResidual = clamp(t.OutLen - c.bufLen)
-		case c.moved < c.bufLen:
+		case c.moved+c.cut < c.bufLen:
 			r.Flags |= iu.OutUnderflow
-			r.OutResidual = clamp(c.bufLen - c.moved)
+			r.OutResidual = clamp(c.bufLen - c.moved - c.cut)
 		}
 		if t.InLen > 0 && t.Status == scsi.StatusGood {
 			r.Flags |= iu.InOverflow

@@ -30,8 +30,9 @@ type faultRun struct {
 
 type ruleState struct {
 	*rule
-	acl     *ACL // of from=
-	matches uint64
+	acl     *ACL   // of from=
+	matches uint64 // guarded by faultRun.mu, as acted
+	acted   uint64
 	rng     *rand.Rand
 	timer   *time.Timer // of a time rule
 }
@@ -87,7 +88,20 @@ func (s *ruleState) fires() bool {
 		s.prob >= 0 && s.rng.Float64() >= s.prob:
 		return false
 	}
+	s.acted++
 	return true
+}
+
+// stats are the rules' counters, in the order of the script.
+func (f *faultRun) stats() []RuleStats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := make([]RuleStats, len(f.rules))
+	for i := range f.rules {
+		s := &f.rules[i]
+		out[i] = RuleStats{Line: s.line, Rule: s.text, Matched: s.matches, Acted: s.acted}
+	}
+	return out
 }
 
 // start arms the time rules.
@@ -120,6 +134,7 @@ func (f *faultRun) stop() {
 
 // tick runs a time rule on every channel that it names.
 func (f *faultRun) tick(s *ruleState) {
+	acted := false
 	for _, ch := range f.t.channels() {
 		if s.channel >= 0 && int64(ch.number) != s.channel {
 			continue
@@ -132,15 +147,21 @@ func (f *faultRun) tick(s *ruleState) {
 			}
 			ch.now(now, nil)
 			ch.flush()
+			acted = true
 		}
 		ch.mu.Unlock()
 	}
 	for i := range s.actions {
 		if a := &s.actions[i]; a.verb == "vanish" {
 			f.t.vanish(a.d)
+			acted = true
 		}
 	}
 	f.mu.Lock()
+	s.matches++
+	if acted {
+		s.acted++
+	}
 	if s.period != 0 {
 		f.armLocked(s, s.period)
 	}
@@ -179,8 +200,7 @@ func (f *faultRun) login(ctx context.Context, req *iu.LoginReq, rsp *iu.LoginRsp
 			case "accept-raw":
 				raw = a.data
 			case "vanish":
-				rej = &rejection{ignore: true}
-				go f.t.vanish(a.d)
+				f.t.vanish(a.d)
 			}
 		}
 	}
@@ -247,7 +267,7 @@ func (f *faultRun) match(ch *channel, c *command, hit func(*ruleState) bool) *ve
 			case "release", "ua":
 				now = append(now, a)
 			case "disconnect", "break", "vanish":
-				gone = true
+				gone = gone || a.verb != "vanish"
 				now = append(now, v.sends...)
 				v.sends = nil
 				now = append(now, a)
@@ -319,8 +339,9 @@ func (ch *channel) now(actions []*action, c *command) {
 		case "break":
 			ch.breakOff()
 		case "vanish":
-			if c != nil {
-				go ch.t.vanish(a.d)
+			if c != nil { // a time rule's is tick's
+				ch.flush() // what was said before
+				ch.t.vanish(a.d)
 			}
 		case "send":
 			sent = ch.sendFault(a)
@@ -439,11 +460,35 @@ func (ch *channel) releaseHeld(name string) {
 	}
 }
 
-// spoil flips bytes of data-in that is about to be sent.
+// spoil flips bytes of data-in that is about to be sent, or of data-out that has come: those of the command's bytes that lie in b, the
+// next ones to move. They are spread over all that the command moves, which is less than 4 GiB.
 func (ch *channel) spoil(c *command, b []byte) {
-	for i := int64(0); i < c.verdict.corrupt && i < int64(len(b)); i++ {
-		b[int64(len(b))*i/c.verdict.corrupt%int64(len(b))] ^= 0xff
+	n, want, moved := uint64(min(c.verdict.corrupt, c.want)), uint64(c.want), uint64(c.moved)
+	if n == 0 {
+		return
 	}
+	for i := (moved*n + want - 1) / want; i < n; i++ {
+		at := want*i/n - moved
+		if at >= uint64(len(b)) {
+			return
+		}
+		b[at] ^= 0xff
+	}
+}
+
+// curtail leaves out the end of the data where a fault cuts it: the response will say that all have moved.
+func (c *command) curtail() {
+	if c.verdict != nil && c.verdict.cut > 0 {
+		c.cut = min(c.verdict.cut, c.want)
+		c.want -= c.cut
+	}
+}
+
+// whole is the data-out of a command that needs it in one piece, at the beginning of b, with zeros for what a fault cuts.
+func (c *command) whole(b []byte) []byte {
+	b = b[:c.task.OutLen]
+	clear(b[c.want:])
+	return b
 }
 
 // distort encodes a response as the script wants it, with what it wants sent before, and returns its length.

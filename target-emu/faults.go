@@ -4,7 +4,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,6 +21,14 @@ import (
 type Faults struct {
 	Seed  uint64
 	rules []rule
+}
+
+// RuleStats say how often a rule of a fault script had its turn.
+type RuleStats struct {
+	Line    int    `json:"line"`
+	Rule    string `json:"rule"`
+	Matched uint64 `json:"matched"` // what its event and its selectors op, lun, channel, func and from fit; a time rule: how often its time came
+	Acted   uint64 `json:"acted"`   // and nth, every, first, after and prob chose; a time rule: how often it found a channel, or made the target vanish
 }
 
 // Len is the number of rules.
@@ -47,6 +57,7 @@ var eventNames = map[string]eventKind{"login": onLogin, "cmd": onCommand, "tmf":
 // rule is one line of a script.
 type rule struct {
 	line  int
+	text  string // without comment and superfluous space
 	event eventKind
 
 	// What it matches; zero values match everything.
@@ -107,7 +118,7 @@ func ParseFaults(text string) (*Faults, error) {
 			}
 			n, err := strconv.ParseUint(words[1], 0, 64)
 			if err != nil {
-				return nil, &FaultError{i + 1, fmt.Sprintf("seed %q: want a number", words[1])}
+				return nil, &FaultError{i + 1, fmt.Sprintf("seed %q: want a number from 0 to 2^64-1, decimal or with 0x", words[1])}
 			}
 			f.Seed = n
 			continue
@@ -116,7 +127,7 @@ func ParseFaults(text string) (*Faults, error) {
 		if err != nil {
 			return nil, &FaultError{i + 1, err.Error()}
 		}
-		r.line = i + 1
+		r.line, r.text = i+1, strings.Join(strings.Fields(line), " ")
 		if len(f.rules) == maxFaultRules {
 			return nil, &FaultError{i + 1, fmt.Sprintf("more than %d rules", maxFaultRules)}
 		}
@@ -147,7 +158,7 @@ func parseRule(words []string) (r rule, err error) {
 		}
 	}
 	if r.event == onTime && (r.at == 0) == (r.period == 0) {
-		return r, errors.New("time wants at=DURATION or every=DURATION")
+		return r, errors.New("time wants at=DURATION or every=DURATION, one of them and longer than 0")
 	}
 	for rest := words[i+1:]; ; {
 		n := len(rest)
@@ -158,11 +169,14 @@ func parseRule(words []string) (r rule, err error) {
 			}
 		}
 		if n == 0 {
-			return r, errors.New("an action is missing")
+			return r, fmt.Errorf("an action is missing; %s takes %s", nameOf(r.event), strings.Join(verbsFor(r.event), ", "))
 		}
 		a, err := parseAction(r.event, rest[:n])
 		if err != nil {
 			return r, err
+		}
+		if (a.verb == "corrupt" || a.verb == "cut") && r.op != nil && !r.movesData() {
+			return r, fmt.Errorf("%s: the commands of op= move no data; it is for read, write and others that do", a.verb)
 		}
 		r.actions = append(r.actions, a)
 		if n == len(rest) {
@@ -175,12 +189,12 @@ func parseRule(words []string) (r rule, err error) {
 func (r *rule) selector(w string) error {
 	key, val, ok := strings.Cut(w, "=")
 	if !ok {
-		return fmt.Errorf("selector %q: want KEY=VALUE", w)
+		return fmt.Errorf("selector %q: want KEY=VALUE, and a colon with an action behind the last one", w)
 	}
 	count := func(p *uint64) error {
 		n, err := strconv.ParseUint(val, 10, 63)
 		if err != nil || n == 0 {
-			return fmt.Errorf("%s=%s: want a positive number", key, val)
+			return fmt.Errorf("%s=%s: want a number from 1 up", key, val)
 		}
 		*p = n
 		return nil
@@ -224,7 +238,7 @@ func (r *rule) selector(w string) error {
 	case key == "lun" && r.event != onLogin:
 		n, err := strconv.ParseUint(val, 10, 32)
 		if err != nil {
-			return fmt.Errorf("lun=%s: want a number", val)
+			return fmt.Errorf("lun=%s: want a number from 0 to %d", val, uint32(math.MaxUint32))
 		}
 		r.lun = int64(n)
 		return nil
@@ -239,7 +253,12 @@ func (r *rule) selector(w string) error {
 		r.fn = fn
 		return nil
 	}
-	return fmt.Errorf("unknown selector %q for this event", key)
+	if what := map[string]string{"from": "login", "op": "cmd", "func": "tmf", "lun": "cmd and tmf", "channel": "cmd, tmf and time", "at": "time"}[key]; what != "" {
+		return fmt.Errorf("selector %s=: not on %s; it is for %s", key, nameOf(r.event), what)
+	}
+	return fmt.Errorf("unknown selector %q; %s takes %s", key, nameOf(r.event), map[eventKind]string{
+		onLogin: "from, nth, every, first, after and prob", onCommand: "op, lun, channel, nth, every, first, after and prob", onTaskMgmt: "func, lun, channel, nth, every, first, after and prob",
+	}[r.event])
 }
 
 var faultOps = map[string][]scsi.Opcode{
@@ -269,11 +288,23 @@ func (r *rule) opSelector(val string) error {
 		}
 		n, err := strconv.ParseUint(v, 0, 8)
 		if err != nil || !strings.HasPrefix(v, "0x") {
-			return fmt.Errorf("op=%s: want a command such as read, write, inquiry, unmap, any, or an operation code such as 0x28", v)
+			return fmt.Errorf("op=%s: want any, an operation code such as 0x28, or one of %s", v, strings.Join(slices.Sorted(maps.Keys(faultOps)), ", "))
 		}
 		r.op[scsi.Opcode(n)] = true
 	}
 	return nil
+}
+
+// movesData reports whether one of the rule's commands has data to spoil.
+func (r *rule) movesData() bool {
+	for op := range r.op {
+		switch op {
+		case scsi.OpTestUnitReady, scsi.OpStartStopUnit, scsi.OpPreventAllowRemoval, scsi.OpSynchronizeCache10, scsi.OpSynchronizeCache16:
+		default:
+			return true
+		}
+	}
+	return false
 }
 
 func parseDelay(s string) (time.Duration, error) {
@@ -313,24 +344,51 @@ func parseASC(s string) (scsi.ASC, error) {
 	return scsi.ASC(x<<8 | y), nil
 }
 
-// verbsOf says which actions an event can have.
+// verbsOf says which actions an event can have: c cmd, t tmf, l login, * time.
 var verbsOf = map[string]string{
-	"hold": "ct", "release": "cth*", "delay": "ctl", "shuffle": "ct", "drop": "ct", "status": "c", "sense": "c", "sense-raw": "c", "ua": "c*",
+	"hold": "ct", "release": "ct*", "delay": "ctl", "shuffle": "ct", "drop": "ct", "status": "c", "sense": "c", "sense-raw": "c", "ua": "c*",
 	"credits": "ct", "tag": "ct", "duplicate": "ct", "residual": "c", "claim": "ct", "short": "ct", "flags": "ct", "rsp-data": "ct", "raw": "ct", "send": "ct*",
 	"corrupt": "c", "cut": "c", "code": "t", "disconnect": "ct*", "break": "ct*", "vanish": "ct*l",
 	"reject": "l", "reject-raw": "l", "ignore": "l", "limit": "l", "max-it": "l", "max-ti": "l", "rsp-flags": "l", "formats": "l", "accept-raw": "l",
 }
 
+var eventLetter = [...]string{onLogin: "l", onCommand: "c", onTaskMgmt: "t", onTime: "*"}
+
+func nameOf(ev eventKind) string {
+	for name, e := range eventNames {
+		if e == ev {
+			return name
+		}
+	}
+	return "?"
+}
+
+// verbsFor lists the actions of an event.
+func verbsFor(ev eventKind) (verbs []string) {
+	for v, on := range verbsOf {
+		if strings.Contains(on, eventLetter[ev]) {
+			verbs = append(verbs, v)
+		}
+	}
+	slices.Sort(verbs)
+	return verbs
+}
+
 func parseAction(ev eventKind, w []string) (a action, err error) {
 	a.verb = w[0]
 	args := w[1:]
-	letter := map[eventKind]string{onLogin: "l", onCommand: "c", onTaskMgmt: "t", onTime: "*"}[ev]
 	allowed, ok := verbsOf[a.verb]
 	if !ok {
-		return a, fmt.Errorf("unknown action %q", a.verb)
+		return a, fmt.Errorf("unknown action %q; %s takes %s", a.verb, nameOf(ev), strings.Join(verbsFor(ev), ", "))
 	}
-	if !strings.Contains(allowed, letter) {
-		return a, fmt.Errorf("%s cannot be done on this event", a.verb)
+	if !strings.Contains(allowed, eventLetter[ev]) {
+		var on []string
+		for e := range eventLetter {
+			if strings.Contains(allowed, eventLetter[e]) {
+				on = append(on, nameOf(eventKind(e)))
+			}
+		}
+		return a, fmt.Errorf("%s: not on %s; it is for %s", a.verb, nameOf(ev), strings.Join(on, ", "))
 	}
 	// arg takes the next word.
 	arg := func(what string) string {
@@ -370,6 +428,9 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 				keep(e)
 				a.d = d
 			case "keep":
+				if ev != onCommand {
+					keep(errors.New("hold keep: on cmd only; nothing aborts a task management function"))
+				}
 				a.keep = true
 			default:
 				a.name = v
@@ -414,13 +475,21 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		if st, ok := statusNames[s]; ok {
 			a.n = int64(st)
 		} else {
-			a.n = num(s, 0, 255)
+			n, e := strconv.ParseUint(s, 0, 8)
+			if e != nil {
+				keep(fmt.Errorf("status %s: want a number from 0 to 255, or one of %s", s, strings.Join(slices.Sorted(maps.Keys(statusNames)), ", ")))
+			}
+			a.n = int64(n)
 		}
 	case "sense":
 		s := arg("a sense key")
 		k, ok := keyNames[s]
 		if !ok {
-			k = scsi.SenseKey(num(s, 0, 15))
+			n, e := strconv.ParseUint(s, 0, 4)
+			if e != nil {
+				keep(fmt.Errorf("sense %s: want a sense key from 0 to 15, or one of %s", s, strings.Join(slices.Sorted(maps.Keys(keyNames)), ", ")))
+			}
+			k = scsi.SenseKey(n)
 		}
 		asc, e := parseASC(arg("ASC/ASCQ"))
 		keep(e)
@@ -432,7 +501,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 			} else if val, ok := strings.CutPrefix(v, "info="); ok {
 				n, e := strconv.ParseUint(val, 0, 64)
 				if e != nil {
-					keep(fmt.Errorf("sense: info=%s: want a number", val))
+					keep(fmt.Errorf("sense: info=%s: want a number from 0 to 2^64-1, decimal or with 0x", val))
 				}
 				a.sense.HasInformation, a.sense.Information = true, n
 			} else {
@@ -472,7 +541,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		default:
 			n, e := strconv.ParseUint(strings.TrimPrefix(v, "0x"), 16, 64)
 			if e != nil {
-				keep(fmt.Errorf("tag %s: want random, previous, xor=HEX or hexadecimal digits", s))
+				keep(fmt.Errorf("tag %s: want random, previous, xor=HEX or 1 to 16 hexadecimal digits", s))
 			}
 			a.n = int64(n)
 			a.which = "set"
@@ -512,7 +581,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 	case "reject":
 		n, e := strconv.ParseUint(arg("a reason such as 0x00010003"), 0, 32)
 		if e != nil {
-			keep(errors.New("reject: want a reason such as 0x00010003"))
+			keep(errors.New("reject: want a 32-bit reason such as 0x00010003, decimal or with 0x"))
 		}
 		a.n = int64(n)
 	case "limit":
@@ -525,7 +594,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		}
 	}
 	if err == nil && len(args) > 0 {
-		err = fmt.Errorf("%s: unexpected %q", a.verb, args[0])
+		err = fmt.Errorf("%s: unexpected %q; the next action comes behind a semicolon", a.verb, args[0])
 	}
 	return a, err
 }
@@ -537,7 +606,7 @@ func (a *action) parseSend(kind string, args *[]string) error {
 		for _, w := range *args {
 			k, v, ok := strings.Cut(w, "=")
 			if !ok || !strings.Contains(" "+keys+" ", " "+k+" ") {
-				return fmt.Errorf("send %s: unknown option %q; want %s", kind, w, keys)
+				return fmt.Errorf("send %s: unknown option %q; want %s", kind, w, strings.ReplaceAll(keys, " ", "=, ")+"=")
 			}
 			opt[k] = v
 		}
@@ -551,7 +620,11 @@ func (a *action) parseSend(kind string, args *[]string) error {
 		}
 		n, err := strconv.ParseUint(strings.TrimPrefix(v, "0x"), base, bits)
 		if err != nil {
-			return 0, fmt.Errorf("send %s: %s=%s: not a number that fits", kind, k, v)
+			want := fmt.Sprintf("a number from 0 to 2^%d-1", bits)
+			if base == 16 {
+				want = fmt.Sprintf("1 to %d hexadecimal digits", bits/4)
+			}
+			return 0, fmt.Errorf("send %s: %s=%s: want %s", kind, k, v, want)
 		}
 		return n, nil
 	}

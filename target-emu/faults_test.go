@@ -270,7 +270,7 @@ func TestFaultLogins(t *testing.T) {
 
 func TestFaultEnds(t *testing.T) {
 	f := openFabric(t)
-	r := newRig(t, Config{}, "cmd op=tur nth=1 : send t-logout reason=1 ; disconnect\ncmd op=tur nth=2 : break\ncmd op=tur nth=3 : vanish 500ms")
+	r := newRig(t, Config{}, "cmd op=tur nth=1 : send t-logout reason=1 ; disconnect\ncmd op=tur nth=2 : break")
 	p := r.login(f, 1, false)
 	p.sendOnly(cmdBytes(1, 0, 0))
 	if g, err := p.next(5 * time.Second); err != nil || g[0] != 0x80 || g[7] != 1 {
@@ -289,20 +289,99 @@ func TestFaultEnds(t *testing.T) {
 	default:
 	}
 	p.close()
-	// vanish: neither, and a login that is sent meanwhile is answered when the target is back, as the peer's CM repeats what seems lost.
-	p = r.login(f, 1, false)
+}
+
+// A target that has vanished answers nothing, transport included, and then goes on as before: sessions whose retries have lasted live, and what
+// was asked meanwhile is answered.
+func TestFaultVanish(t *testing.T) {
+	const away = 400 * time.Millisecond // within the peer's eight tries of 134 ms
+	f := openFabric(t)
+	for _, tc := range []struct {
+		rule string
+		do   func(r *rig, p *peer) // sets the rule off and returns when the answer is there
+	}{
+		{"cmd op=tur : vanish 400ms", func(r *rig, p *peer) {
+			p.send(cmdBytes(2, 0, 0))
+			p.good(p.recv(), 2)
+		}},
+		{"cmd op=tur : send raw=ff ; vanish 400ms", func(r *rig, p *peer) {
+			p.sendOnly(cmdBytes(2, 0, 0))
+			if g, err := p.next(away / 2); err != nil || g[0] != 0xff {
+				t.Errorf("what is sent before it vanishes: % x, %v", g, err)
+			}
+			p.good(p.recv(), 2)
+		}},
+		{"tmf : vanish 400ms", func(r *rig, p *peer) {
+			p.send(tmfBytes(0x80000001, 0, 1, 1))
+			p.tmfDone(p.recv(), 0x80000001, 0, 1)
+		}},
+		{"login nth=2 : vanish 400ms", func(r *rig, p *peer) {
+			q := r.login(f, 3, false)
+			q.send(cmdBytes(2, 0, 0))
+			q.good(q.recv(), 2)
+		}},
+		{"login nth=2 : reject 0x00010005 ; vanish 400ms", func(r *rig, p *peer) {
+			if rej := newPeer(t, f).connect(r, loginBytes(3, r.target.PortID(), false)); len(rej) < 8 || be.Uint32(rej[4:]) != 0x10005 {
+				t.Errorf("% x", rej)
+			}
+		}},
+		{"time at=200ms : vanish 400ms", func(r *rig, p *peer) {
+			for limit := time.Now().Add(5 * time.Second); r.target.vanishedFor() == 0 && time.Now().Before(limit); {
+				time.Sleep(time.Millisecond)
+			}
+			p.send(cmdBytes(2, 0, 0))
+			p.good(p.recv(), 2)
+		}},
+	} {
+		r := newRig(t, Config{}, tc.rule)
+		p := r.login(f, 1, false)
+		start := time.Now()
+		tc.do(r, p)
+		if d := time.Since(start); d < away {
+			t.Errorf("%s: answered after %s", tc.rule, d)
+		}
+		// The session that there was goes on.
+		p.send(p.direct(cmdBytes(9, 0, 1, rw10(0x28, 0, 1)...), 0, 512))
+		p.good(p.recv(), 9)
+		if s := r.target.Stats(); s.Ended != 0 {
+			t.Errorf("%s: %d channels ended", tc.rule, s.Ended)
+		}
+		p.close()
+		r.stop()
+	}
+	// A login that comes meanwhile is answered when the peer's CM repeats it; a session whose retries do not last is over, without a DREQ.
+	r := newRig(t, Config{}, "cmd op=tur nth=1 : vanish 2500ms")
+	p := r.login(f, 1, false)
 	start := time.Now()
-	p.sendOnly(cmdBytes(3, 0, 0))
-	for len(r.target.Stats().Channels) > 0 && time.Since(start) < 5*time.Second {
+	p.sendOnly(cmdBytes(1, 0, 0))
+	for r.target.vanishedFor() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	p.close()
-	p = r.login(f, 1, false)
-	if d := time.Since(start); d < 450*time.Millisecond {
-		t.Errorf("admitted %s after it vanished for 500ms", d)
+	q := r.login(f, 3, false)
+	if d := time.Since(start); d < 2500*time.Millisecond {
+		t.Errorf("a login is answered %s after the target vanished", d)
 	}
-	p.send(cmdBytes(4, 0, 0))
-	p.good(p.recv(), 4)
+	q.send(cmdBytes(4, 0, 0))
+	q.good(q.recv(), 4)
+	if g, err := p.next(5 * time.Second); err == nil || err == errTimeout {
+		t.Errorf("a session without retries left: % x, %v", g, err)
+	}
+}
+
+// A login that is ignored gets no answer, a REJ neither.
+func TestFaultIgnore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("12 s")
+	}
+	t.Parallel()
+	f := openFabric(t)
+	r := newRig(t, Config{}, "login first=1 : ignore")
+	p := newPeer(t, f)
+	p.patience = 12 * time.Second // longer than a login may take
+	if rej, err := p.dial(r, loginBytes(1, r.target.PortID(), false)); err == nil || rej != nil {
+		t.Errorf("% x, %v; want no answer", rej, err)
+	}
+	r.login(f, 2, false)
 }
 
 func TestFaultTimes(t *testing.T) {

@@ -3,6 +3,10 @@ package targetemu
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,6 +15,8 @@ import (
 
 	"srp-initiator/completion"
 	"srp-initiator/rdma/hostmem"
+	"srp-initiator/rdma/softroce/ibcm"
+	"srp-initiator/rdma/softroce/packet"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/target-emu/lun"
 )
@@ -131,12 +137,8 @@ func TestSecondFunctionWaitsToo(t *testing.T) {
 func TestLastLoginStays(t *testing.T) {
 	f := openFabric(t)
 	for round := range 6 {
-		r := newRig(t, Config{}, "cmd op=tur : vanish 250ms")
-		p := r.login(f, 9, false)
-		p.sendOnly(cmdBytes(1, 0, 0))
-		for len(r.target.Stats().Channels) > 0 {
-			time.Sleep(time.Millisecond)
-		}
+		// They come 20 ms apart and go on at the same moment.
+		r := newRig(t, Config{}, "login nth=1 : delay 250ms\nlogin nth=2 : delay 230ms\nlogin nth=3 : delay 210ms\nlogin nth=4 : delay 190ms")
 		var logins sync.WaitGroup
 		peers := make([]*peer, 4)
 		var last error
@@ -168,7 +170,6 @@ func TestLastLoginStays(t *testing.T) {
 		if n := len(r.target.Stats().Channels); n != 1 {
 			t.Errorf("round %d: %d channels, want 1", round, n)
 		}
-		p.close()
 		for _, p := range peers {
 			p.close()
 		}
@@ -541,6 +542,145 @@ func TestReservationOutlivesSession(t *testing.T) {
 	a.prOut(10, 1, 1, 1, 0)
 	if g := a.recv(); g[19] != 0x18 {
 		t.Errorf("RESERVE by an unregistered nexus: status %x", g[19])
+	}
+}
+
+// spoofer sends connection requests from any address of 127.0.0.0/8 and never answers what comes back.
+type spoofer struct {
+	t       *testing.T
+	sockets map[netip.Addr]*net.UDPConn
+}
+
+func (s *spoofer) request(r *rig, from netip.Addr, login []byte) {
+	s.t.Helper()
+	c := s.sockets[from]
+	if c == nil {
+		var err error
+		if c, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, packet.Port))); err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Cleanup(func() { c.Close() })
+		s.sockets[from] = c
+	}
+	m := ibcm.New(ibcm.Config{Addr: from, CAGUID: ibcm.NewCAGUID(rand.Uint64()), PKey: 0xffff, MaxMTU: verbs.MTU1024, Random: rand.Uint64})
+	_, err := m.Connect(time.Now(), ibcm.ConnectParam{Peer: r.target.Addr(), LocalQPN: 17, ResponderResources: 4, RetryCount: 7, RNRRetryCount: 7, FlowControl: true,
+		PathMTU: verbs.MTU1024, ACKTimeout: 15, PrivateData: login}, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	to := netip.AddrPortFrom(r.target.Addr().Addr(), packet.Port)
+	for _, d := range m.Outputs() {
+		b := make([]byte, packet.BTHLen+packet.DETHLen+ibcm.MADSize+packet.ICRCLen)
+		h := packet.BTH{Opcode: packet.UDSendOnly, PKey: packet.DefaultPKey, DestQPN: 1}
+		h.Put(b)
+		(&packet.DETH{QKey: 0x80010000, SrcQPN: 1}).Put(b[packet.BTHLen:])
+		copy(b[packet.BTHLen+packet.DETHLen:], d.MAD[:])
+		packet.NewFlow(netip.AddrPortFrom(from, packet.Port), to).Seal(b, 0)
+		if _, err := c.WriteToUDPAddrPort(b, to); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// pending is how many logins are under way, from an address or, when it is invalid, in all.
+func (r *rig) pending(from netip.Addr) (n int) {
+	r.target.mu.Lock()
+	defer r.target.mu.Unlock()
+	for _, l := range r.target.underWay {
+		if !from.IsValid() || l.from == from {
+			n++
+		}
+	}
+	return n
+}
+
+// Requests in the names of others, who will not answer, keep nobody out: neither from many addresses, nor from one, nor where there are few
+// sessions to be had. The sessions that there are stay.
+func TestLoginsOfSpoofedAddresses(t *testing.T) {
+	good := openFabric(t)
+	flood := func(r *rig, s *spoofer, n int, from func(i int) netip.Addr) {
+		t.Helper()
+		for i := range n {
+			before := r.target.arrived()
+			s.request(r, from(i), loginBytes(byte(i), r.target.PortID(), true))
+			for limit := time.Now().Add(5 * time.Second); r.target.arrived() == before; time.Sleep(time.Millisecond) {
+				if time.Now().After(limit) {
+					t.Fatalf("request %d does not arrive", i)
+				}
+			}
+			r.settles(func() bool { // it waits for the RTU
+				r.target.mu.Lock()
+				defer r.target.mu.Unlock()
+				return !slices.ContainsFunc(r.target.underWay, func(l *pendingLogin) bool { return l.cancel == nil })
+			})
+			r.age()
+		}
+	}
+	many := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 9, byte(i), 1}) }
+	one := netip.AddrFrom4([4]byte{127, 9, 0, 2})
+	for name, c := range map[string]struct {
+		cfg           Config
+		from          func(i int) netip.Addr
+		n             int
+		pending, most int
+	}{
+		"many addresses": {Config{RequestLimit: 4, MaxChannels: 200}, many, maxLogins + 20, maxLogins, 1},
+		"one address":    {Config{RequestLimit: 4, MaxChannels: 200}, func(int) netip.Addr { return one }, maxLoginsFrom + 8, maxLoginsFrom, maxLoginsFrom},
+		"few sessions":   {Config{RequestLimit: 4, MaxChannels: 200, MaxSessions: 6}, many, 12, 5, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, c.cfg, "")
+			old := r.login(good, 0xf0, false)
+			s := &spoofer{t: t, sockets: map[netip.Addr]*net.UDPConn{}}
+			flood(r, s, c.n, c.from)
+			r.settles(func() bool { return r.pending(netip.Addr{}) == c.pending })
+			if n := r.pending(c.from(c.n - 1)); n < 1 || n > c.most {
+				t.Errorf("%d logins under way from one address", n)
+			}
+			p := r.login(good, 0xf1, false)
+			p.send(cmdBytes(1, 0, 0))
+			p.good(p.recv(), 1)
+			old.send(cmdBytes(2, 0, 0))
+			old.good(old.recv(), 2)
+			flood(r, s, 3, c.from)
+			for i, q := range []*peer{old, p} {
+				q.send(cmdBytes(uint64(3+i), 0, 0))
+				q.good(q.recv(), uint64(3+i))
+			}
+			if st := r.target.Stats(); st.Evicted < uint64(c.n-c.pending) || st.Rejected != 0 {
+				t.Errorf("%d given up, %d rejected", st.Evicted, st.Rejected)
+			}
+			r.stop()
+			r.target.mu.Lock()
+			defer r.target.mu.Unlock()
+			if r.target.sessions != 0 || len(r.target.underWay) != 0 || len(r.target.nexuses) != 0 {
+				t.Errorf("left at the end: %d sessions, %d logins, %d nexuses", r.target.sessions, len(r.target.underWay), len(r.target.nexuses))
+			}
+		})
+	}
+}
+
+// arrived is how many connection requests came.
+func (t *Target) arrived() uint64 {
+	return t.arrivals.Load() + t.rejected.Load()
+}
+
+// age makes half-open logins as old as those that nobody finishes become.
+func (r *rig) age() {
+	r.target.mu.Lock()
+	defer r.target.mu.Unlock()
+	for _, l := range r.target.underWay {
+		l.since = l.since.Add(-2 * halfOpenGrace)
+	}
+}
+
+// settles waits until ok.
+func (r *rig) settles(ok func() bool) {
+	r.t.Helper()
+	for limit := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			r.t.Fatal("does not come to be")
+		}
 	}
 }
 

@@ -101,7 +101,7 @@ func (t *Target) judge(req *iu.LoginReq, from netip.Addr) *rejection {
 	case !t.acl.Admits(req.InitiatorPort, from):
 		return &rejection{reason: iu.RejectUnableToAssociate, why: fmt.Sprintf("initiator port %s at %s is not on the access list", req.InitiatorPort, from)}
 	case c.SingleChannel && req.Flags&iu.MultiChannelMask == iu.MultiChannel:
-		return &rejection{reason: iu.RejectMultiChannel, why: "this target takes one channel per initiator"}
+		return &rejection{reason: iu.RejectMultiChannel, why: fmt.Sprintf("channel %d asked for by the initiator port, %d granted: this target takes one channel of each (--single-channel)", t.asked(req.InitiatorPort), 1)}
 	case req.Flags&iu.MultiChannelMask > iu.MultiChannel:
 		return &rejection{reason: iu.RejectMultiChannel, why: fmt.Sprintf("reserved multi-channel action %d", req.Flags&iu.MultiChannelMask)}
 	}

@@ -25,6 +25,8 @@ type counters struct {
 // ChannelStats are one channel's counters.
 type ChannelStats struct {
 	Channel        int    `json:"channel"`
+	Asked          int32  `json:"channels_asked"`   // by logins of the initiator port since its last single-channel one, which counts
+	Granted        int32  `json:"channels_granted"` // of these
 	Initiator      string `json:"initiator_port"`
 	Address        string `json:"address"`
 	QPN            uint32 `json:"qpn"`
@@ -60,9 +62,11 @@ type ChannelStats struct {
 type Stats struct {
 	Logins   uint64         `json:"logins"`
 	Rejected uint64         `json:"rejected"`
-	Ended    uint64         `json:"ended"` // channels that are gone
+	Evicted  uint64         `json:"evicted"` // logins given up for newer ones before their peer had answered
+	Ended    uint64         `json:"ended"`   // channels that are gone
 	Channels []ChannelStats `json:"channels"`
 	Past     []ChannelStats `json:"past_channels"` // the last maxPast of the ended ones, oldest first
+	Faults   []RuleStats    `json:"fault_rules"`   // of the fault script, in its order
 }
 
 // maxPast bounds Stats.Past.
@@ -71,7 +75,7 @@ const maxPast = 64
 func (ch *channel) snapshot() ChannelStats {
 	c := &ch.count
 	return ChannelStats{
-		Channel: ch.number, Initiator: ch.nexus.initiator.String(), Address: ch.from.String(), QPN: ch.qp.QPN(),
+		Channel: ch.number, Asked: ch.logins.asked.Load(), Granted: ch.logins.granted.Load(), Initiator: ch.nexus.initiator.String(), Address: ch.from.String(), QPN: ch.qp.QPN(),
 		Commands: c.commands.Load(), Reads: c.reads.Load(), Writes: c.writes.Load(), Others: c.others.Load(),
 		BytesIn: c.bytesIn.Load(), BytesOut: c.bytesOut.Load(), Immediate: c.immediate.Load(), ExternalTables: c.external.Load(),
 		TaskManagement: c.taskMgmt.Load(), Aborted: c.aborted.Load(), CheckCondition: c.checkConditions.Load(), OtherStatus: c.otherStatus.Load(),

@@ -32,10 +32,12 @@ type Target struct {
 	workers map[*lun.Unit]*workers // of units over slow stores
 	// memoryLock, of a device that is a verbs.MemoryLocker, keeps writes to regions out of its packets.
 	memoryLock sync.Locker
-	port       iu.PortID
-	portRev10  iu.PortID // the same with its halves swapped, as I/O class 0xff00 writes it
-	idExt      uint64
-	iocGUID    uint64
+	// silence, of a device that can, makes it lose all packets for a time.
+	silence   func(time.Duration)
+	port      iu.PortID
+	portRev10 iu.PortID // the same with its halves swapped, as I/O class 0xff00 writes it
+	idExt     uint64
+	iocGUID   uint64
 
 	listener cm.Listener
 	faults   *faultRun
@@ -50,13 +52,13 @@ type Target struct {
 	mu       sync.Mutex
 	nexuses  map[iu.PortID]*nexus // guarded by mu; by initiator port
 	sessions int                  // guarded by mu; logins under way count
-	underWay map[netip.Addr]int   // guarded by mu: logins by address
-	gone     time.Time            // guarded by mu: vanished until then
+	underWay []*pendingLogin      // guarded by mu: logins, the oldest first
 	past     []ChannelStats       // guarded by mu: of ended channels
 
+	gone                    atomic.Pointer[time.Time] // vanished until then
 	logins, rejected, ended atomic.Uint64
-	pending                 atomic.Int32 // logins under way
-	arrivals                uint64       // acceptLoop's: logins that came
+	evicted                 atomic.Uint64
+	arrivals                atomic.Uint64 // logins that came and were not refused at once
 }
 
 // nexus is an I_T nexus: all channels between one initiator port and this target port.
@@ -66,8 +68,12 @@ type nexus struct {
 	chans     []*channel  // guarded by Target.mu
 	refs      int         // guarded by Target.mu: channels and logins under way
 	next      int         // guarded by Target.mu: number of the next channel
-	first     uint64      // guarded by Target.mu: arrival of the last single-channel login; what came before it is superseded
+	logins    atomic.Pointer[nexusLogins]
+	first     uint64 // guarded by Target.mu: arrival of the last single-channel login; what came before it is superseded
 }
+
+// nexusLogins counts the logins of an initiator port since its last single-channel login, which is one of them, and those that got a channel.
+type nexusLogins struct{ asked, granted atomic.Int32 }
 
 // New makes a target port on ctx and starts listening; Serve takes the logins.
 func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error) {
@@ -76,7 +82,7 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 	}
 	t := &Target{
 		ctx: ctx, conn: conn, cfg: cfg, stopping: make(chan struct{}), quit: make(chan struct{}), tmWake: make(chan struct{}, 1),
-		nexuses: map[iu.PortID]*nexus{}, underWay: map[netip.Addr]int{}, regions: map[*lun.Unit][]verbs.MemoryRegion{}, workers: map[*lun.Unit]*workers{},
+		nexuses: map[iu.PortID]*nexus{}, regions: map[*lun.Unit][]verbs.MemoryRegion{}, workers: map[*lun.Unit]*workers{},
 	}
 	if t.acl, err = ParseACL(cfg.ACL); err != nil {
 		return nil, err
@@ -93,6 +99,9 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 	}
 	if l, ok := ctx.(verbs.MemoryLocker); ok {
 		t.memoryLock = l.MemoryLock()
+	}
+	if d, ok := ctx.(interface{ Silence(time.Duration) }); ok {
+		t.silence = d.Silence
 	}
 	t.idExt, t.iocGUID = cmp.Or(cfg.IDExt, guid), cmp.Or(cfg.IOCGUID, guid)
 	t.port = iu.MakePortID(t.idExt, t.iocGUID)
@@ -182,6 +191,9 @@ func (t *Target) Serve(ctx context.Context, opts ...ServeOption) error {
 	if o.onEnd != nil {
 		o.onEnd(t.Stats())
 	}
+	if t.vanishedFor() > 0 && t.silence != nil {
+		t.silence(0) // who comes to its end says so
+	}
 	for _, ch := range t.channels() {
 		ch.fail(errShutdown)
 	}
@@ -204,55 +216,108 @@ func (t *Target) acceptLoop(ctx context.Context) error {
 		default:
 			return fmt.Errorf("targetemu: %w", err)
 		}
-		if from := peerAddr(conn); t.pending.Load() >= maxLogins || !t.begins(from) {
+		l := t.begins(peerAddr(conn))
+		if l == nil {
 			t.reject(conn, 0, &rejection{reason: iu.RejectInsufficientResources, why: "too many logins at once"})
 			_ = conn.Close()
 			continue
 		}
-		t.pending.Add(1)
-		t.arrivals++
-		arrival := t.arrivals
-		t.wg.Go(func() { t.login(ctx, conn, arrival) })
+		arrival := t.arrivals.Add(1)
+		t.wg.Go(func() { t.login(ctx, conn, l, arrival) })
 	}
 }
 
-// begins counts a login of an address, unless it has enough under way.
-func (t *Target) begins(from netip.Addr) bool {
+// pendingLogin is a login under way.
+type pendingLogin struct {
+	from netip.Addr
+
+	// Guarded by Target.mu.
+	cancel  context.CancelFunc // of what waits for the peer only: its RTU, or the end of its patience; nil: something else is waited for
+	ch      *channel           // that waits for the RTU
+	since   time.Time          // of the wait
+	evicted bool
+}
+
+// halfOpen reports that nothing but the peer is missing, and that it has said nothing since its request, which anybody can send in any name. A command
+// may come before the RTU.
+func (l *pendingLogin) halfOpen() bool {
+	return l.cancel != nil && (l.ch == nil || l.ch.count.commands.Load()+l.ch.count.taskMgmt.Load() == 0)
+}
+
+// old reports that the peer has had time to answer. Others may then have what is short; places for logins as such they may have at once, as the
+// oldest of so many is old enough.
+func (l *pendingLogin) old() bool { return time.Since(l.since) > halfOpenGrace }
+
+// begins counts a login of an address; nil: there are too many. Half-open ones make room for it, the oldest first: of the same address when that has
+// enough of them, else of any.
+func (t *Target) begins(from netip.Addr) *pendingLogin {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.underWay[from] >= maxLoginsFrom {
+	same := 0
+	for _, l := range t.underWay {
+		if l.from == from {
+			same++
+		}
+	}
+	if same >= maxLoginsFrom && !t.evictLocked(func(l *pendingLogin) bool { return l.from == from && l.old() }) {
+		return nil
+	}
+	if len(t.underWay) >= maxLogins && !t.evictLocked(func(*pendingLogin) bool { return true }) {
+		return nil
+	}
+	l := &pendingLogin{from: from}
+	t.underWay = append(t.underWay, l)
+	return l
+}
+
+// evictLocked gives up the oldest half-open login that ok names. Its place, and its channel's among the sessions, are free at once.
+func (t *Target) evictLocked(ok func(*pendingLogin) bool) bool {
+	i := slices.IndexFunc(t.underWay, func(l *pendingLogin) bool { return l.halfOpen() && ok(l) })
+	if i < 0 {
 		return false
 	}
-	t.underWay[from]++
+	l := t.underWay[i]
+	t.underWay = slices.Delete(t.underWay, i, i+1)
+	l.evicted = true
+	if l.ch != nil {
+		t.sessions--
+	}
+	t.evicted.Add(1)
+	l.cancel()
 	return true
 }
 
-// ends undoes begins, and the counting in pending.
-func (t *Target) ends(from netip.Addr) {
-	t.pending.Add(-1)
+// awaits notes that l waits for its peer only, and can be given up by cancel.
+func (t *Target) awaits(l *pendingLogin, ch *channel, cancel context.CancelFunc) {
+	t.mu.Lock()
+	l.ch, l.cancel, l.since = ch, cancel, time.Now()
+	t.mu.Unlock()
+}
+
+// came notes that the wait is over. A login that was given up at the very moment at which its peer came is a session all the same.
+func (t *Target) came(l *pendingLogin) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.underWay[from]--; t.underWay[from] <= 0 {
-		delete(t.underWay, from)
+	l.cancel = nil
+	if l.evicted {
+		l.evicted = false
+		t.sessions++
+	}
+}
+
+// ends undoes begins.
+func (t *Target) ends(l *pendingLogin) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i := slices.Index(t.underWay, l); i >= 0 {
+		t.underWay = slices.Delete(t.underWay, i, i+1)
 	}
 }
 
 // login takes one connection request to its end. arrival is its place in the order in which they came, which its goroutine may be overtaken in.
-func (t *Target) login(ctx context.Context, conn cm.Conn, arrival uint64) {
-	counted := true
-	defer func() {
-		if counted {
-			t.ends(peerAddr(conn))
-		}
-	}()
-	// While it is away the request is lost; the peer repeats it, and the one that comes when the target is back is answered, unless the peer gave up.
-	for d := t.vanishedFor(); d > 0; d = t.vanishedFor() {
-		select {
-		case <-time.After(d):
-			continue
-		case <-conn.Done():
-		case <-ctx.Done():
-		}
+func (t *Target) login(ctx context.Context, conn cm.Conn, l *pendingLogin, arrival uint64) {
+	defer t.ends(l)
+	if !t.awake(ctx, conn) {
 		_ = conn.Close()
 		return
 	}
@@ -262,10 +327,16 @@ func (t *Target) login(ctx context.Context, conn cm.Conn, arrival uint64) {
 		_ = conn.Close()
 		return
 	}
-	ch, rej := t.admit(ctx, conn, &req, arrival)
+	ch, rej := t.admit(ctx, conn, l, &req, arrival)
 	if rej != nil {
-		if rej.ignore {
-			t.sleep(ctx, loginTimeout)
+		if rej.ignore { // until the peer gives up: to close the connection would be an answer
+			ictx, cancel := context.WithTimeout(ctx, ignoreTime)
+			t.awaits(l, nil, cancel)
+			select {
+			case <-conn.Done():
+			case <-ictx.Done():
+			}
+			cancel()
 		} else {
 			t.reject(conn, req.Tag, rej)
 		}
@@ -276,8 +347,7 @@ func (t *Target) login(ctx context.Context, conn cm.Conn, arrival uint64) {
 		_ = conn.Close()
 		return
 	}
-	counted = false
-	t.ends(peerAddr(conn))
+	t.ends(l)
 	ch.run()
 }
 
@@ -301,7 +371,7 @@ func (t *Target) reject(conn cm.Conn, tag uint64, r *rejection) {
 }
 
 // admit checks a login, makes its channel and accepts the connection. Both results are nil when the peer went away meanwhile.
-func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq, arrival uint64) (*channel, *rejection) {
+func (t *Target) admit(ctx context.Context, conn cm.Conn, l *pendingLogin, req *iu.LoginReq, arrival uint64) (*channel, *rejection) {
 	if rej := t.judge(req, peerAddr(conn)); rej != nil {
 		return nil, rej
 	}
@@ -309,6 +379,10 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq, arri
 	var rspRaw []byte
 	if t.faults != nil {
 		rej, raw := t.faults.login(ctx, req, &rsp, peerAddr(conn))
+		// A login that made the target vanish is answered as the peer's CM repeats it when the target is back.
+		if !t.awake(ctx, conn) {
+			return nil, nil
+		}
 		if rej != nil {
 			return nil, rej
 		}
@@ -321,7 +395,7 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq, arri
 	joined := false
 	defer func() {
 		if !joined {
-			t.leave(n, nil)
+			t.leave(n, nil, true)
 		}
 	}()
 	single := req.Flags&iu.MultiChannelMask == iu.SingleChannel
@@ -366,6 +440,7 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq, arri
 	if err = ch.inst.Start(); err == nil {
 		their := conn.Request()
 		actx, cancel := context.WithTimeout(ctx, loginTimeout)
+		t.awaits(l, ch, cancel)
 		go func() { // a later login does not wait long for a peer that may be dead
 			select {
 			case <-ch.stop:
@@ -383,14 +458,20 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, req *iu.LoginReq, arri
 		cancel()
 	}
 	if err != nil {
+		t.ends(l) // it cannot be given up any more
+		if l.evicted {
+			err = errors.New("given up for a newer login; the peer has not answered yet")
+		}
 		t.cfg.Log.Warn("login not completed", "from", peerAddr(conn), "error", err)
 		joined = true // forget leaves
-		t.forget(ch)
+		t.forget(ch, !l.evicted)
 		ch.release()
 		close(ch.done)
 		return nil, nil
 	}
+	t.came(l)
 	joined = true
+	ch.logins.granted.Add(1)
 	qpn := ch.qp.QPN()
 	t.logins.Add(1)
 	t.cfg.Log.Info("login", "initiator", req.InitiatorPort, "from", ch.from, "channel", number, "iu_len", req.ITIULen,
@@ -407,6 +488,9 @@ func (t *Target) join(req *iu.LoginReq, arrival uint64) (n *nexus, number int, o
 	have, replaced := 0, 0
 	if n != nil {
 		have = len(n.chans)
+		if !single {
+			n.logins.Load().asked.Add(1)
+		}
 	}
 	if single {
 		replaced = have
@@ -415,14 +499,19 @@ func (t *Target) join(req *iu.LoginReq, arrival uint64) (n *nexus, number int, o
 	case n != nil && arrival < n.first:
 		return nil, 0, nil, superseded()
 	case !single && have >= t.cfg.MaxChannels:
-		return nil, 0, nil, &rejection{reason: iu.RejectChannelLimit, why: fmt.Sprintf("the initiator port has %d channels, which is the limit", have)}
-	case t.sessions-replaced >= t.cfg.MaxSessions:
+		return nil, 0, nil, &rejection{reason: iu.RejectChannelLimit, why: fmt.Sprintf("channel %d asked for by the initiator port, %d granted, which is the limit (--max-channels)", n.logins.Load().asked.Load(), have)}
+	case t.sessions-replaced >= t.cfg.MaxSessions && !t.evictLocked(func(l *pendingLogin) bool { return l.ch != nil && l.old() }):
 		return nil, 0, nil, &rejection{reason: iu.RejectInsufficientResources, why: fmt.Sprintf("the target has %d channels, which is the limit", t.sessions)}
 	}
 	t.sessions++
 	if n == nil {
 		n = &nexus{initiator: req.InitiatorPort}
 		t.nexuses[n.initiator] = n
+	}
+	if single || n.logins.Load() == nil {
+		c := &nexusLogins{}
+		c.asked.Store(1)
+		n.logins.Store(c)
 	}
 	if !single {
 		n.multi.Store(true)
@@ -437,16 +526,28 @@ func (t *Target) join(req *iu.LoginReq, arrival uint64) (n *nexus, number int, o
 	return n, number, old, nil
 }
 
+// asked counts a login that will be refused because its initiator port may have no more channels, and returns how many it has asked for.
+func (t *Target) asked(port iu.PortID) int32 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := t.nexuses[port]; n != nil {
+		return n.logins.Load().asked.Add(1)
+	}
+	return 1
+}
+
 // superseded refuses what an initiator sent before it logged in anew: its peer is gone, or waits for something else.
 func superseded() *rejection {
 	return &rejection{reason: iu.RejectUnableToEstablish, why: "a later login of the same initiator port has come"}
 }
 
-// leave takes a channel, or a login that came to nothing, off the books.
-func (t *Target) leave(n *nexus, ch *channel) {
+// leave takes a channel, or a login that came to nothing, off the books. counted: it is one of t.sessions.
+func (t *Target) leave(n *nexus, ch *channel, counted bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.sessions--
+	if counted {
+		t.sessions--
+	}
 	n.refs--
 	if i := slices.Index(n.chans, ch); i >= 0 {
 		n.chans = slices.Delete(n.chans, i, i+1)
@@ -457,9 +558,9 @@ func (t *Target) leave(n *nexus, ch *channel) {
 }
 
 // forget is leave for a channel that was there; its counters are kept.
-func (t *Target) forget(ch *channel) {
+func (t *Target) forget(ch *channel, counted bool) {
 	t.ended.Add(1)
-	t.leave(ch.nexus, ch)
+	t.leave(ch.nexus, ch, counted)
 	s := ch.snapshot()
 	t.mu.Lock()
 	if len(t.past) == maxPast {
@@ -482,9 +583,12 @@ func (t *Target) channels() []*channel {
 
 // Stats are the counters of the target and of its live channels.
 func (t *Target) Stats() Stats {
-	s := Stats{Logins: t.logins.Load(), Rejected: t.rejected.Load(), Ended: t.ended.Load(), Channels: []ChannelStats{}}
+	s := Stats{Logins: t.logins.Load(), Rejected: t.rejected.Load(), Evicted: t.evicted.Load(), Ended: t.ended.Load(), Channels: []ChannelStats{}, Faults: []RuleStats{}}
 	for _, ch := range t.channels() {
 		s.Channels = append(s.Channels, ch.snapshot())
+	}
+	if t.faults != nil {
+		s.Faults = t.faults.stats()
 	}
 	t.mu.Lock()
 	s.Past = append([]ChannelStats{}, t.past...)
@@ -495,14 +599,34 @@ func (t *Target) Stats() Stats {
 	return s
 }
 
-// vanish makes the target go silent: its channels stop answering, without a DREQ, and logins are not answered for d.
+// vanish makes the target go silent: what comes within d is lost, what it says is lost, and then all goes on, for those whose retries have lasted. A
+// device that cannot lose packets (a kernel's) loses its channels instead. May be called under a channel's lock.
 func (t *Target) vanish(d time.Duration) {
-	t.mu.Lock()
-	t.gone = time.Now().Add(d)
-	t.mu.Unlock()
-	for _, ch := range t.channels() {
-		ch.breakOff()
+	until := time.Now().Add(d)
+	t.gone.Store(&until)
+	if t.silence != nil {
+		t.silence(d)
+		return
 	}
+	go func() {
+		for _, ch := range t.channels() {
+			ch.breakOff()
+		}
+	}()
+}
+
+// awake waits until a target that has vanished is back, and reports whether conn's peer is then still there.
+func (t *Target) awake(ctx context.Context, conn cm.Conn) bool {
+	for d := t.vanishedFor(); d > 0; d = t.vanishedFor() {
+		select {
+		case <-time.After(d):
+		case <-conn.Done():
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 // breakOff ends a channel without telling the peer.
@@ -515,9 +639,10 @@ func (ch *channel) breakOff() {
 }
 
 func (t *Target) vanishedFor() time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return time.Until(t.gone)
+	if until := t.gone.Load(); until != nil {
+		return time.Until(*until)
+	}
+	return 0
 }
 
 // free releases what New made.

@@ -6,11 +6,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +26,7 @@ import (
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/srp/iu"
 	"srp-initiator/target-emu/lun"
+	"srp-initiator/target-emu/lun/luntest"
 )
 
 // The peer of these tests writes its information units as bytes, from the offsets of SRP r16a and <scsi/srp.h>: it does not use package iu, so
@@ -58,7 +61,7 @@ func newRig(t *testing.T, cfg Config, script string, specs ...string) *rig {
 // newRigWith serves units too, and closes them.
 func newRigWith(t *testing.T, cfg Config, script string, units map[uint32]*lun.Unit, specs ...string) *rig {
 	t.Helper()
-	r := &rig{t: t, fabric: openFabric(t), units: units, served: make(chan error, 1)}
+	r := &rig{t: t, fabric: openFabric(t), units: maps.Clone(units), served: make(chan error, 1)}
 	cfg.Units = &lun.Map{}
 	for n, u := range units {
 		if err := cfg.Units.Add(n, u); err != nil {
@@ -68,33 +71,17 @@ func newRigWith(t *testing.T, cfg Config, script string, units map[uint32]*lun.U
 	if len(specs) == 0 {
 		specs = []string{"0=ram:8m"}
 	}
-	for i, s := range specs {
+	for _, s := range specs {
 		num, spec, _ := strings.Cut(s, "=")
-		sp, err := lun.ParseSpec(spec)
+		u := luntest.Unit(t, spec, lun.Config{Serial: s})
+		n, err := strconv.ParseUint(num, 10, 32)
 		if err != nil {
 			t.Fatal(err)
 		}
-		st, err := lun.OpenStore(sp)
-		if err != nil {
+		if err := cfg.Units.Add(uint32(n), u); err != nil {
 			t.Fatal(err)
 		}
-		u, err := lun.New(st, lun.Config{BlockSize: sp.BlockSize, Serial: s})
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := uint32(i)
-		if v, err := hex.DecodeString(num); err == nil && len(v) == 1 {
-			n = uint32(v[0])
-		} else if num == "300" {
-			n = 300
-		}
-		if num == "0" || len(num) == 1 {
-			n = uint32(num[0] - '0')
-		}
-		if err := cfg.Units.Add(n, u); err != nil {
-			t.Fatal(err)
-		}
-		r.units[n] = u
+		r.units[uint32(n)] = u
 	}
 	if script != "" {
 		f, err := ParseFaults(script)
@@ -114,7 +101,12 @@ func newRigWith(t *testing.T, cfg Config, script string, units map[uint32]*lun.U
 	ctx, cancel := context.WithCancel(context.Background())
 	r.cancel = cancel
 	go func() { r.served <- r.target.Serve(ctx) }()
-	t.Cleanup(func() { r.stop(); r.closeUnits() })
+	t.Cleanup(func() {
+		r.stop()
+		for _, u := range units {
+			u.Close()
+		}
+	})
 	return r
 }
 
@@ -132,12 +124,6 @@ func (r *rig) stop() {
 	}
 }
 
-func (r *rig) closeUnits() {
-	for _, u := range r.units {
-		u.Close()
-	}
-}
-
 // peer is a raw initiator with one channel.
 type peer struct {
 	t    testing.TB
@@ -151,6 +137,9 @@ type peer struct {
 	rsp  []byte // private data of the REP
 	got  [][]byte
 	last int // completions of the last poll that had any
+
+	patience time.Duration // for the answer to the login; 0: 10 s
+	broken   error         // why the queue pair has failed
 }
 
 const (
@@ -248,7 +237,7 @@ func (p *peer) dial(r *rig, data []byte) (rej []byte, err error) {
 	for i := range peerSlots {
 		p.post(i)
 	}
-	rep, err := conn.Connect(ctx, cm.ConnParam{PrivateData: data, ResponderResources: 4, RetryCount: 7, RNRRetryCount: 7, FlowControl: true})
+	rep, err := conn.Connect(ctx, cm.ConnParam{PrivateData: data, ResponderResources: 4, RetryCount: 7, RNRRetryCount: 7, FlowControl: true, Timeout: p.patience})
 	var re *cm.RejectError
 	switch {
 	case errors.As(err, &re):
@@ -331,7 +320,8 @@ func (p *peer) poll() (sent bool, err error) {
 	}
 	for _, wc := range wcs[:n] {
 		if wc.Status != verbs.WCSuccess {
-			return false, &verbs.StatusError{Status: wc.Status, QPN: wc.QPN, Doing: "peer"}
+			p.broken = &verbs.StatusError{Status: wc.Status, QPN: wc.QPN, Doing: "peer"}
+			return false, p.broken
 		}
 		if wc.WRID >= 1<<32 {
 			sent = true

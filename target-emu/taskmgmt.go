@@ -143,15 +143,26 @@ func (t *Target) taskDone(m *taskMgmt, held *channel) {
 
 // confirm answers what had to wait for other commands' end: a function, or PREEMPT AND ABORT, which may itself have been aborted meanwhile.
 func (ch *channel) confirm(c *command) {
+	if !ch.aborted(c) {
+		ch.answer(c)
+	}
+}
+
+// aborted goes on with a command that something has ended: if it was aborted meanwhile it is dropped, or answered with TASK ABORTED, and who waits
+// for its end is told.
+func (ch *channel) aborted(c *command) bool {
 	c.state = cmdActive
 	switch {
 	case c.dead:
 		ch.drop(c)
-		return
 	case c.tas:
 		c.task.SetStatus(scsi.StatusTaskAborted)
+		ch.answer(c)
+		ch.settle(c, ch)
+	default:
+		return false
 	}
-	ch.answer(c)
+	return true
 }
 
 // settle tells the functions that wait for c that it has ended; held is as for taskDone.

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"srp-initiator/completion"
-	"srp-initiator/srp/scsi"
 	"srp-initiator/target-emu/lun"
 )
 
@@ -231,7 +230,7 @@ func (ch *channel) arrived(c *command) {
 		ch.move(c)
 		return
 	}
-	ch.delegate(c, errandWhole, ch.largeBuf(c)[:c.want])
+	ch.delegate(c, errandWhole, c.whole(ch.largeBuf(c)))
 }
 
 // serve carries out c's errand. Called by a worker.
@@ -273,20 +272,14 @@ func (ch *channel) carryOut(c *command, inline bool) {
 // back goes on with a command whose errand has ended.
 func (ch *channel) back(c *command) {
 	e := &c.errand
-	c.state = cmdActive
 	if e.kept {
 		e.kept = false
 		ch.repost(e.slot)
 	}
+	if ch.aborted(c) {
+		return
+	}
 	switch {
-	case c.dead:
-		ch.drop(c)
-		return
-	case c.tas:
-		c.task.SetStatus(scsi.StatusTaskAborted)
-		ch.answer(c)
-		ch.settle(c, ch)
-		return
 	case e.ok && e.kind == errandRead:
 		e.filled = true
 		ch.move(c)

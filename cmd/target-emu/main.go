@@ -11,9 +11,11 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +25,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"srp-initiator/completion"
+	"srp-initiator/internal/revision"
 	"srp-initiator/rdma"
 	"srp-initiator/rdma/verbs"
 	targetemu "srp-initiator/target-emu"
@@ -31,7 +34,7 @@ import (
 
 const usage = `target-emu: an SRP target in software
 
-Usage: target-emu [flags]
+Usage: target-emu [flags], or target-emu --version
 
 It prints one line, the TARGET string that leads to it, and serves until it gets SIGINT, SIGTERM or SIGHUP.
 The string is good for srp-initiator and for the kernel's add_target file.
@@ -81,7 +84,7 @@ type options struct {
 	formats                                            uint16
 	weight, budget                                     int
 	single, noImm, simple, powerOn, lockThread         bool
-	json, verbose, quiet                               bool
+	json, verbose, quiet, version                      bool
 	stats                                              time.Duration
 }
 
@@ -115,6 +118,7 @@ func flags(o *options) *pflag.FlagSet {
 	f.BoolVar(&o.json, "json", false, "print the first line and the statistics at the end as JSON")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log logins and ends of channels to standard error")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log nothing, not even refused logins")
+	f.BoolVar(&o.version, "version", false, "show what this program was built from, and do nothing else")
 	return f
 }
 
@@ -130,7 +134,14 @@ func run(args []string, out, errOut io.Writer) (err error) {
 	case err != nil:
 		return bad("%v (see --help)", err)
 	case fs.NArg() > 0:
-		return bad("unexpected argument %q (see --help)", fs.Arg(0))
+		return bad("unexpected argument %q: target-emu takes flags only, such as --lun 0=ram:1g (see --help)", fs.Arg(0))
+	}
+	if o.version {
+		if o.json {
+			return json.NewEncoder(out).Encode(map[string]string{"name": "target-emu", "revision": revision.Program(), "go": runtime.Version()})
+		}
+		_, err := fmt.Fprintf(out, "target-emu %s (%s)\n", revision.Program(), runtime.Version())
+		return err
 	}
 	cfg, err := o.config(fs.Changed)
 	if err != nil {
@@ -223,8 +234,11 @@ func run(args []string, out, errOut io.Writer) (err error) {
 	if o.json {
 		return errors.Join(err, json.NewEncoder(out).Encode(last))
 	}
-	if o.stats > 0 {
+	switch {
+	case o.stats > 0:
 		writeStats(errOut, last, false)
+	case !o.quiet:
+		writeFaults(errOut, last.Faults)
 	}
 	return err
 }
@@ -241,16 +255,24 @@ func writeStats(w io.Writer, s statistics, asJSON bool) {
 		_ = json.NewEncoder(w).Encode(s)
 		return
 	}
-	fmt.Fprintf(w, "logins %d, rejected %d, ended %d\n", s.Logins, s.Rejected, s.Ended)
+	fmt.Fprintf(w, "logins %d, rejected %d, ended %d", s.Logins, s.Rejected, s.Ended)
+	if s.Evicted > 0 {
+		fmt.Fprintf(w, ", given up for newer ones %d", s.Evicted)
+	}
+	fmt.Fprintln(w)
 	for i, c := range append(slices.Clone(s.Past), s.Channels...) {
 		state := ""
 		if i < len(s.Past) {
 			state = "ended: "
 		}
+		if c.Asked > c.Granted {
+			state += fmt.Sprintf("(%d channels asked for, %d granted) ", c.Asked, c.Granted)
+		}
 		fmt.Fprintf(w, "  "+state+"%s channel %d from %s: %d commands (%d reads, %d writes), %d MiB in, %d MiB out, %d check conditions, %d aborted, most at once %d, %.1f requests per doorbell\n",
 			c.Initiator, c.Channel, c.Address, c.Commands, c.Reads, c.Writes, c.BytesIn>>20, c.BytesOut>>20, c.CheckCondition, c.Aborted, c.MaxOutstanding,
 			float64(c.WorkRequests)/float64(max(c.Doorbells, 1)))
 	}
+	writeFaults(w, s.Faults)
 	fmt.Fprint(w, "  device:")
 	for _, name := range slices.Sorted(maps.Keys(s.Device)) {
 		if s.Device[name] > 0 {
@@ -260,12 +282,23 @@ func writeStats(w io.Writer, s statistics, asJSON bool) {
 	fmt.Fprintln(w)
 }
 
+// writeFaults prints how often each rule of the fault script had its turn.
+func writeFaults(w io.Writer, rules []targetemu.RuleStats) {
+	for _, r := range rules {
+		fmt.Fprintf(w, "  fault script, line %d: matched %d, acted %d: %s\n", r.Line, r.Matched, r.Acted, r.Rule)
+	}
+}
+
 // config checks the command line.
 func (o *options) config(given func(flag string) bool) (*targetemu.Config, error) {
 	// In a Config 0 means the default; whoever writes it here means none, which no target can do.
+	wanted := map[string]string{
+		"request-limit": fmt.Sprintf("2 to %d", targetemu.MaxRequestLimit), "max-iu": fmt.Sprintf("64 to %d bytes", targetemu.MaxITIULen),
+		"max-channels": "a number from 1 up", "max-sessions": "a number from 1 up", "formats": "2 (direct), 4 (indirect) or 6 (both)",
+	}
 	for name, v := range map[string]int{"request-limit": o.limit, "max-iu": o.maxIU, "max-channels": o.maxChannels, "max-sessions": o.maxSessions, "formats": int(o.formats)} {
 		if v == 0 {
-			return nil, bad("--%s 0: want more than nothing (see --help)", name)
+			return nil, bad("--%s 0: want %s", name, wanted[name])
 		}
 	}
 	c := &targetemu.Config{
@@ -293,10 +326,17 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 	}
 	c.Completion = completion.Config{Mode: mode, Weight: o.weight, Budget: o.budget, LockThread: o.lockThread}
 	if o.lockThread && mode != completion.Thread {
-		return nil, bad("--lock-thread goes with --completion thread")
+		return nil, bad("--lock-thread goes with --completion thread, not with %s", o.mode)
 	}
-	if o.weight < 0 || o.budget < 0 {
-		return nil, bad("--poll-weight and --poll-budget: want 0 or a positive number")
+	for name, v := range map[string]int{"poll-weight": o.weight, "poll-budget": o.budget} {
+		if v < 0 {
+			return nil, bad("--%s %d: want 0 (the default) or a number from 1 up", name, v)
+		}
+	}
+	for name, v := range map[string]int{"max-channels": o.maxChannels, "max-sessions": o.maxSessions} {
+		if v < 0 {
+			return nil, bad("--%s %d: want %s", name, v, wanted[name])
+		}
 	}
 	if mode == completion.Poll && o.budget > 0 { // else the common poller, which has a budget of its own
 		if c.Completion.Poller, err = completion.NewPoller(completion.PollerConfig{Budget: o.budget}); err != nil {
@@ -315,7 +355,7 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 		}
 	}
 	if _, err := targetemu.ParseACL(o.acl); err != nil {
-		return nil, usageError{err}
+		return nil, bad("--acl: %w", err)
 	}
 	if o.listen != "" {
 		if ap, err := netip.ParseAddrPort(o.listen); err == nil {
@@ -323,7 +363,7 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 		}
 		a, err := netip.ParseAddr(strings.Trim(o.listen, "[]"))
 		if err != nil {
-			return nil, bad("--listen %s: want an IP address, with or without a port", o.listen)
+			return nil, bad("--listen %s: want an IP address, with or without a port, such as 10.0.0.5, 10.0.0.5:5555 or [fd00::1]:5555", o.listen)
 		}
 		c.Listen = netip.AddrPortFrom(a, o.port)
 	} else {
@@ -332,7 +372,7 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 	if o.faults != "" {
 		text, err := os.ReadFile(o.faults)
 		if err != nil {
-			return nil, usageError{err}
+			return nil, bad("--faults: want a file that can be read: %w", err)
 		}
 		if c.Faults, err = targetemu.ParseFaults(string(text)); err != nil {
 			return nil, bad("%s: %w", o.faults, err)
@@ -357,11 +397,11 @@ func (o *options) units(m *lun.Map) (units []*lun.Unit, err error) {
 		num, text, ok := strings.Cut(s, "=")
 		n, err := strconv.ParseUint(num, 10, 32)
 		if !ok || err != nil {
-			return units, bad("--lun %s: want N=ram:SIZE, N=null:SIZE or N=file:PATH with a number N", s)
+			return units, bad("--lun %s: want N=ram:SIZE, N=null:SIZE or N=file:PATH with a number N from 0 to %d", s, uint32(math.MaxUint32))
 		}
 		sp, err := lun.ParseSpec(text)
 		if err != nil {
-			return units, usageError{err}
+			return units, bad("--lun %s: %w", num, err)
 		}
 		st, err := lun.OpenStore(sp)
 		if err != nil {
@@ -395,7 +435,7 @@ func (o *options) open(c *targetemu.Config) (*rdma.Fabric, func() error, error) 
 	if o.pcap != "" {
 		f, err := os.Create(o.pcap)
 		if err != nil {
-			return nil, nothing, usageError{err}
+			return nil, nothing, bad("--pcap: want a file that can be written: %w", err)
 		}
 		w := bufio.NewWriterSize(f, 1<<20)
 		opts = append(opts, rdma.WithCapture(w))

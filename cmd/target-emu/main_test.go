@@ -8,11 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"srp-initiator/internal/revision"
 	"srp-initiator/target-emu/lun"
 )
 
@@ -124,6 +126,97 @@ func serveUntil(t *testing.T, sig syscall.Signal) {
 	}
 	if !regexp.MustCompile(`^logins 0, rejected 0, ended 0\n  device:.*\n$`).Match(stats.Bytes()) {
 		t.Errorf("statistics %q", stats.String())
+	}
+}
+
+// What the program was built from, in words and as JSON; nothing is served.
+func TestVersion(t *testing.T) {
+	for _, args := range [][]string{{"--version"}, {"--version", "--json"}} {
+		var out bytes.Buffer
+		if err := run(args, &out, io.Discard); err != nil || strings.Count(out.String(), "\n") != 1 {
+			t.Errorf("%v: %v, %q", args, err, out.String())
+		}
+		for _, want := range []string{"target-emu", revision.Program(), runtime.Version()} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%v: %q has no %q", args, out.String(), want)
+			}
+		}
+	}
+}
+
+// The statistics name each rule of a fault script, at the end too when no statistics were asked for.
+func TestFaultStatistics(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "faults")
+	if err := os.WriteFile(script, []byte("# no\ncmd op=read nth=3 : drop\ntime at=1ns : vanish 1ms\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, asJSON := range []bool{false, true} {
+		args := []string{"--lun", "0=ram:1m", "--faults", script}
+		if asJSON {
+			args = append(args, "--json")
+		}
+		r, w := io.Pipe()
+		done := make(chan error, 1)
+		var errOut, rest bytes.Buffer
+		go func() {
+			done <- run(args, w, &errOut)
+			w.Close()
+		}()
+		if _, err := r.Read(make([]byte, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := rest.ReadFrom(r); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if asJSON {
+			var last struct {
+				Rules []struct {
+					Line           int
+					Rule           string
+					Matched, Acted *int
+				} `json:"fault_rules"`
+			}
+			if err := json.Unmarshal(rest.Bytes(), &last); err != nil || len(last.Rules) != 2 || last.Rules[0].Line != 2 || last.Rules[0].Rule != "cmd op=read nth=3 : drop" || last.Rules[0].Matched == nil || last.Rules[0].Acted == nil {
+				t.Errorf("%s, %v", rest.Bytes(), err)
+			}
+		} else if !strings.HasPrefix(errOut.String(), "  fault script, line 2: matched 0, acted 0: cmd op=read nth=3 : drop\n  fault script, line 3: matched ") {
+			t.Errorf("%q", errOut.String())
+		}
+	}
+}
+
+// A message about a wrong argument names the argument and what is allowed in its place.
+func TestMessagesSayWhatIsAllowed(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "faults")
+	for args, want := range map[string]string{
+		"argument": "flags only", "--request-limit 0": "2 to 4096", "--request-limit 5000": "2 to 4096", "--max-iu 0": "64 to 1048576", "--max-iu 5": "64 to 1048576", "--max-channels 0": "from 1 up", "--max-channels -1": "--max-channels -1: want a number from 1 up",
+		"--max-sessions -1": "--max-sessions -1: want a number from 1 up", "--formats 0": "2 (direct), 4 (indirect)", "--formats 8": "0x0002 (direct)", "--poll-weight -1": "--poll-weight -1: want 0", "--poll-budget -1": "--poll-budget -1: want 0",
+		"--acl foo": "--acl: access list entry \"foo\": want", "--listen foo": "such as 10.0.0.5", "--completion x": "interrupt, thread, poll or adaptive", "--lock-thread": "--completion thread, not with adaptive", "--lun x=ram:1m": "from 0 to 4294967295",
+		"--lun 0=tape:1": "ram, null or file", "--lun 0=ram:0": "from 1 up", "--lun 0=ram:1m,x=1": "bs, ro, serial, product or size", "--lun 0=ram:1m --lun 0=null:1m": "one of its own", "--lun 0=ram:1m,bs=9": "512 or 4096", "--id-ext q": "16 hexadecimal digits",
+		"--faults /none": "--faults: want a file", "--pcap /none/x": "--pcap: want a file", "--stats 0s": "such as 5s",
+		"FAULTS foo : drop": "login, cmd, tmf or time", "FAULTS cmd : foo": "cmd takes break, claim, corrupt", "FAULTS login : foo": "login takes accept-raw, delay", "FAULTS login : drop": "drop: not on login; it is for cmd, tmf", "FAULTS cmd : reject 1": "it is for login",
+		"FAULTS cmd from=x : drop": "selector from=: not on cmd; it is for login", "FAULTS tmf op=read : drop": "it is for cmd", "FAULTS cmd foo=1 : drop": "cmd takes op, lun, channel", "FAULTS time nth=1 : disconnect": "at, every and channel", "FAULTS cmd op=foo : drop": "compare-and-write, inquiry",
+		"FAULTS cmd : status foo": "task-set-full", "FAULTS cmd : sense foo 1/1": "medium-error", "FAULTS tmf func=foo : drop": "lun-reset", "FAULTS cmd : send cred-req x=1": "delta=, tag=", "FAULTS cmd : send aer-req lun=x": "2^32-1", "FAULTS cmd : send foo": "t-logout",
+		"FAULTS cmd : drop 1": "semicolon", "FAULTS cmd op=tur : cut 1": "read, write and others", "FAULTS tmf : hold keep": "on cmd only", "FAULTS cmd lun=x : drop": "from 0 to 4294967295", "FAULTS seed x": "0 to 2^64-1", "FAULTS cmd :": "an action is missing; cmd takes",
+	} {
+		argv := strings.Fields(args)
+		if line, ok := strings.CutPrefix(args, "FAULTS "); ok {
+			if err := os.WriteFile(script, []byte(line+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			argv = []string{"--faults", script}
+		}
+		err := run(argv, io.Discard, io.Discard)
+		var ue usageError
+		if !errors.As(err, &ue) || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want one line with %q", args, err, want)
+		}
 	}
 }
 

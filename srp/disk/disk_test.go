@@ -255,7 +255,7 @@ func TestStripe(t *testing.T) {
 func TestMultipath(t *testing.T) {
 	for _, policy := range []disk.Policy{disk.RoundRobin, disk.LeastQueue} {
 		u := luntest.Unit(t, "ram:4m", lun.Config{Serial: "shared"})
-		one := target(t, "cmd op=write nth=30 : vanish 700ms", units(t, u))
+		one := target(t, "cmd op=write nth=30 : vanish 2s", units(t, u))
 		two := target(t, "", units(t, u))
 		quick := func(o *srp.LoginOptions) {
 			o.ReconnectDelay, o.FastIOFail, o.ConnectTimeout = 100*time.Millisecond, 100*time.Millisecond, 200*time.Millisecond

@@ -852,16 +852,21 @@ type syncs struct {
 	n int
 }
 
+func newSyncs(t testing.TB) *syncs {
+	t.Helper()
+	ram, err := OpenStore(Spec{Kind: "ram", Size: 1 << 20, BlockSize: 512})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &syncs{Store: ram}
+}
+
 func (s *syncs) WriteBack() bool { return true }
 func (s *syncs) Sync() error     { s.n++; return nil }
 
 // With the write cache off every command that writes has made its data durable when it ends, those without an FUA bit too.
 func TestWriteCacheOff(t *testing.T) {
-	ram, err := OpenStore(Spec{Kind: "ram", Size: 1 << 20, BlockSize: 512})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &syncs{Store: ram}
+	s := newSyncs(t)
 	u, err := New(s, Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -1084,11 +1089,7 @@ func (g *gated) Close() error {
 
 // What makes data durable does so before its status, or with IMMED after it, and then an error is told to whoever asks next.
 func TestFlushes(t *testing.T) {
-	ram, err := OpenStore(Spec{Kind: "ram", Size: 1 << 20, BlockSize: 512})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &syncs{Store: ram}
+	s := newSyncs(t)
 	u, err := New(s, Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -1119,7 +1120,7 @@ func TestFlushes(t *testing.T) {
 	}
 	i.check(scsi.StartStopCDB{LoEj: true}.CDB(), nil, scsi.IllegalRequest, scsi.ASCInvalidFieldInCDB)
 
-	g := &gated{syncs: syncs{Store: ram}, began: make(chan struct{}), gate: make(chan error)}
+	g := &gated{syncs: syncs{Store: s.Store}, began: make(chan struct{}), gate: make(chan error)}
 	if u, err = New(g, Config{}); err != nil {
 		t.Fatal(err)
 	}

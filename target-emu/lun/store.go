@@ -66,7 +66,7 @@ func ParseSpec(s string) (Spec, error) {
 	sp := Spec{BlockSize: 512}
 	kind, rest, ok := strings.Cut(s, ":")
 	if !ok {
-		return sp, fmt.Errorf("LUN %q: want ram:SIZE, null:SIZE or file:PATH", s)
+		return sp, fmt.Errorf("LUN %q: want ram:SIZE, null:SIZE or file:PATH, each with options after commas", s)
 	}
 	parts := strings.Split(rest, ",")
 	sp.Kind = kind
@@ -156,7 +156,7 @@ func ParseSize(s string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(num, 10, 64)
 	if err != nil || n <= 0 || bits.Len64(uint64(n))+shift > 62 {
-		return 0, fmt.Errorf("size %q: want a positive number of bytes with an optional k, m, g or t", s)
+		return 0, fmt.Errorf("size %q: want a number of bytes from 1 up, with an optional k, m, g or t", s)
 	}
 	return n << shift, nil
 }

@@ -424,10 +424,10 @@ func (m *Map) Add(n uint32, u *Unit) error {
 		m.units = map[uint32]*Unit{}
 	}
 	if m.units[n] != nil {
-		return fmt.Errorf("lun: number %d is taken", n)
+		return fmt.Errorf("number %d is taken; each unit wants one of its own", n)
 	}
 	if len(m.units) >= ScratchLen/8-1 {
-		return fmt.Errorf("lun: more than %d units", ScratchLen/8-1)
+		return fmt.Errorf("there are %d units, which is the limit", ScratchLen/8-1)
 	}
 	m.units[n] = u
 	return nil
