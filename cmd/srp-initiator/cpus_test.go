@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"srp-initiator/completion"
 )
 
 func TestCPUList(t *testing.T) {
@@ -35,6 +37,22 @@ func TestThreadPlacementFlags(t *testing.T) {
 	} {
 		if _, err := c.f.completionConfig(); (err == nil) != c.ok || err != nil && exitCode(err) != exitUsage {
 			t.Errorf("%+v: %v", c.f, err)
+		}
+	}
+}
+
+// A budget that was given is the poller's too, also when mode poll comes later: by --compare or by a signal.
+func TestPollBudget(t *testing.T) {
+	for _, mode := range completion.Modes() {
+		for _, budget := range []int{0, 7} {
+			f := connectFlags{completion: mode.String(), budget: budget}
+			c, err := f.completionConfig()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := f.place(&c, nil); err != nil || c.Budget != budget || (c.Poller != nil) != (budget > 0) {
+				t.Errorf("%s, budget %d: %v, %+v", mode, budget, err, c)
+			}
 		}
 	}
 }

@@ -252,3 +252,17 @@ func TestJSONStatistics(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A budget in mode poll is that of a poller: the common one has a budget of its own.
+func TestPollBudget(t *testing.T) {
+	for mode, own := range map[string]bool{"poll": true, "interrupt": false, "adaptive": false} {
+		var o options
+		fs := flags(&o)
+		if err := fs.Parse([]string{"--completion", mode, "--poll-budget", "7"}); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := o.config(fs.Changed); err != nil || c.Completion.Budget != 7 || (c.Completion.Poller != nil) != own {
+			t.Errorf("%s: %v, %+v", mode, err, c)
+		}
+	}
+}
