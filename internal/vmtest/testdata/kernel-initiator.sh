@@ -212,6 +212,26 @@ dmesg | grep -q "SRP abort" || die "no abort was sent"
 srp_logout $host
 stop
 
+if [ -n "$soft" ]; then # a kernel device cannot lose packets on request
+	say "vanish: the login that sets it off is admitted afterwards, and a session whose retries last goes on"
+	printf 'login nth=1 : vanish 3s\ncmd op=write nth=20 : vanish 1s\n' >/tmp/faults
+	target --faults /tmp/faults
+	dmesg -c >/dev/null
+	began=${EPOCHREALTIME/./}
+	host=$(srp_login $rxe "$login") || die "no login after the target vanished"
+	took=$(((${EPOCHREALTIME/./} - began) / 1000))
+	[ $took -ge 3000 ] || die "logged in $took ms after the target vanished for 3 s"
+	dev=$(lun_dev $host 0)
+	dd if=/dev/urandom of=/tmp/x bs=64k count=40 2>/dev/null
+	dd if=/tmp/x of=$dev bs=64k oflag=direct 2>/dev/null || die "write over a target that vanished"
+	dd if=$dev bs=64k count=40 iflag=direct 2>/dev/null | cmp - /tmp/x || die "other data than written"
+	dmesg | grep -iE 'reconnect|SRP abort|failed send|failed RECV' && die "the session did not last"
+	say "admitted after $took ms, and the session lasted"
+	srp_logout $host
+	stop
+	grep -q '"rule":"cmd op=write nth=20 : vanish 1s","matched":[0-9]*,"acted":1' /tmp/target.out || die "it did not vanish under a write"
+fi
+
 say "refusals in the kernel's words"
 target --acl 192.0.2.1
 dmesg -c >/dev/null
