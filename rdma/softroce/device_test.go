@@ -146,8 +146,8 @@ func open(t testing.TB, opts ...Option) *Device {
 	return d
 }
 
-// The ACK timeout is 1 s: on a machine under load a process may not run for longer than the default's 134 ms.
-var connParam = cm.ConnParam{ResponderResources: 4, InitiatorDepth: 4, RetryCount: 7, RNRRetryCount: 7, ACKTimeout: 18}
+// The ACK timeout is 4.3 s: on a machine under load a process may not run for a second and longer. What the timer alone would send is seen nevertheless (quiet).
+var connParam = cm.ConnParam{ResponderResources: 4, InitiatorDepth: 4, RetryCount: 7, RNRRetryCount: 7, ACKTimeout: 20}
 
 // connect joins a and b; prepare is called with both queue pairs in INIT.
 func connect(t testing.TB, a, b *end) {
