@@ -34,12 +34,14 @@ func (p *peer) prOut(tag uint64, action, typ byte, key, saKey uint64) {
 // stuckWrite sends a WRITE whose data do not come, as from a node that loses its power: the target goes on asking for them.
 func (p *peer) stuckWrite(r *rig) {
 	p.t.Helper()
-	var pieces [][2]int // so many that the target asks for them in many steps, and what is under way in one of them is not the rest
+	r.target.memoryLock.Lock() // the target's device sees the command when the peer is dumb already
+	var pieces [][2]int        // so many that the target asks for them in many steps, and what is under way in one of them is not the rest
 	for i := range 2048 {
 		pieces = append(pieces, [2]int{i * 1500, 1500})
 	}
 	p.sendOnly(p.indirect(cmdBytes(2, 0, 0x20, rw10(0x2a, 0, 6000)...), 7<<19, 0, pieces))
 	p.dumb()
+	r.target.memoryLock.Unlock()
 	r.wait(1)
 }
 
