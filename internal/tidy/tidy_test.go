@@ -39,15 +39,16 @@ var allowed = map[string][]string{
 	"rdma/verbs/uverbs/internal/abi":        {},
 	"rdma/verbs/uverbs/internal/udma":       {},
 	"rdma/verbs/uverbs/internal/dbrec":      {"rdma/hostmem"},
-	"rdma/verbs/uverbs/internal/golden":     {"rdma/verbs", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/kernel", "golang.org/x/sys/unix"},
+	"rdma/verbs/uverbs/internal/ring":       {"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/dbrec", "rdma/verbs/uverbs/internal/kernel", "rdma/verbs/uverbs/internal/udma", "golang.org/x/sys/unix"},
+	"rdma/verbs/uverbs/internal/golden":     {"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/kernel", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/internal/storetrace": {"rdma/verbs/uverbs/internal/golden", "internal/require", "golang.org/x/arch/x86/x86asm", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/mlxtest":             {"rdma/verbs", "rdma/cm", "rdma/verbs/uverbs", "rdma/verbs/uverbs/internal/...", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/internal/numtable":   {},
 	"rdma/verbs/uverbs/internal/kernel":     {"rdma/verbs/uverbs/internal/abi", "rdma/verbs", "golang.org/x/sys/unix"},
 	"rdma/verbs/uverbs/internal/provider":   {"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/kernel"},
 	"rdma/verbs/uverbs/internal/rxe":        deviceFamily,
-	"rdma/verbs/uverbs/internal/mlx5":       deviceFamily,
-	"rdma/verbs/uverbs/internal/mlx4":       deviceFamily,
+	"rdma/verbs/uverbs/internal/mlx5":       connectX,
+	"rdma/verbs/uverbs/internal/mlx4":       connectX,
 	"rdma/cm":                               {"rdma/verbs"},
 	"rdma/cm/cmtest":                        {"rdma/cm", "rdma/verbs", "rdma/hostmem"},
 	"rdma/cm/ucm":                           {"rdma/cm", "rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs", "golang.org/x/sys/unix"},
@@ -86,6 +87,9 @@ var allowed = map[string][]string{
 // deviceFamily is the row of each family of devices: none imports another.
 var deviceFamily = []string{"rdma/verbs", "rdma/hostmem", "rdma/verbs/uverbs/internal/abi", "rdma/verbs/uverbs/internal/udma", "rdma/verbs/uverbs/internal/dbrec",
 	"rdma/verbs/uverbs/internal/kernel", "rdma/verbs/uverbs/internal/numtable", "rdma/verbs/uverbs/internal/provider", "golang.org/x/sys/unix"}
+
+// connectX is the row of the two families whose rings are alike.
+var connectX = append(slices.Clone(deviceFamily), "rdma/verbs/uverbs/internal/ring")
 
 // testOnly packages are imported by tests and by each other alone.
 var testOnly = []string{"rdma/softroce/simnet", "rdma/cm/cmtest", "rdma/verbs/uverbs/internal/golden", "rdma/softroce/simlink", "rdma/verbs/uverbs/mlxtest",

@@ -17,9 +17,8 @@ const OwnVectors = "../../testdata/golden"
 type Driver struct {
 	Device string
 	New    func(c *Case) (Rig, error)
-	// Caps computes the shape of a queue pair as create step s asks for it, and compares it with the recorded
-	// one. refused is the driver's refusal.
-	Caps func(s *Step) (refused, err error)
+	// Layout computes the shape of a queue pair that is asked for: what it grants, and what compares it with a recorded one.
+	Layout func(want verbs.QPCap) (granted verbs.QPCap, check func(*QP) error, refused error)
 }
 
 // Test plays every recorded case: sizes, entries, records, register
@@ -77,7 +76,11 @@ func (d Driver) caps(c *Case) (errs []string) {
 			errs = append(errs, fmt.Sprintf("step %d: unexpected call %s", i, s.Call))
 			continue
 		}
-		refused, err := d.Caps(s)
+		_, check, refused := d.Layout(s.Args.Cap.Verbs())
+		var err error
+		if refused == nil && s.Ret == 0 {
+			err = check(&s.QPs[0])
+		}
 		switch {
 		case s.Ret != 0 && (refused == nil || Errno(refused) != s.Errno):
 			errs = append(errs, fmt.Sprintf("step %d: %v, want %s", i, refused, s.Errno))
@@ -103,6 +106,15 @@ type Bench struct {
 	Finish func(producer, index uint32, op byte) // writes the entry of a send into the completion queue
 	Addr   uint64                                // of 8 KiB for data
 }
+
+// BenchCase is the setup of a Bench: its completion queue, and two register pages.
+func BenchCase(profile string, cqeSize int) *Case {
+	return &Case{Profile: profile, Setup: &Objects{UARPages: make([]UARPage, 2),
+		CQ: []CQ{{Name: "cq0", CQN: 0x400, Entries: 4096, IBVCQE: 4095, CQESize: cqeSize}}}}
+}
+
+// BenchCap is its queue pair.
+var BenchCap = verbs.QPCap{MaxSendWR: 2048, MaxRecvWR: 16, MaxSendSGE: 2, MaxRecvSGE: 1, MaxInlineData: 64}
 
 // round is how many requests are timed at a time.
 const round = 1024

@@ -6,12 +6,12 @@ import (
 	"sync"
 	"syscall"
 
-	"srp-initiator/rdma/hostmem"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/abi"
 	"srp-initiator/rdma/verbs/uverbs/internal/dbrec"
 	"srp-initiator/rdma/verbs/uverbs/internal/kernel"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 )
 
 const pageSize = 4096
@@ -67,7 +67,7 @@ func (Family) Open(k *kernel.Device, info provider.Info) (provider.Device, error
 	if resp.BFRegSize > 0 {
 		// Without the page there are still doorbells.
 		if d.bfPage, err = k.Mmap(pageSize, pageSize, syscall.PROT_WRITE); err == nil {
-			d.bf = newBlueFlame(addr(d.bfPage), int(resp.BFRegSize)/2)
+			d.bf = newBlueFlame(ring.Addr(d.bfPage), int(resp.BFRegSize)/2)
 		}
 	}
 	attr, err := k.QueryDevice()
@@ -98,10 +98,8 @@ func (d *device) Close() {
 // cq is a completion queue with what it owns.
 type cq struct {
 	CQ
-	d      *device
-	mem    *hostmem.Region
-	record []byte
-	handle uint32
+	ring.Queue
+	d *device
 }
 
 // CreateCQ implements provider.Device.
@@ -113,81 +111,55 @@ func (d *device) CreateCQ(a kernel.CQArgs) (_ provider.CQ, err error) {
 	c := &cq{d: d}
 	defer func() {
 		if err != nil {
-			c.release()
+			c.Release()
 		}
 	}()
-	if c.mem, err = hostmem.Alloc(n * d.cqeSize); err != nil {
+	if err = c.Alloc(n*d.cqeSize, &d.cqRecords); err != nil {
 		return nil, err
 	}
-	if c.record, err = d.cqRecords.Alloc(); err != nil {
-		return nil, err
-	}
-	c.init(addr(c.mem.Bytes()), addr(c.record), addr(d.uar), n, d.cqeSize, &d.qps)
-	req := &abi.MLX4CreateCQ{BufAddr: c.mem.Addr(), DBAddr: addrOf(c.record)}
+	c.init(ring.Addr(c.Pages.Bytes()), ring.Addr(c.Record), ring.Addr(d.uar), n, d.cqeSize, &d.qps)
+	req := &abi.MLX4CreateCQ{BufAddr: c.Pages.Addr(), DBAddr: ring.AddrOf(c.Record)}
 	resp := new(abi.MLX4CreateCQResp)
 	a.CQE = n - 1
-	if c.handle, _, err = d.k.CreateCQ(a, abi.Bytes(req), abi.Bytes(resp)); err != nil {
+	if c.ID, _, err = d.k.CreateCQ(a, abi.Bytes(req), abi.Bytes(resp)); err != nil {
 		return nil, err
 	}
 	c.cqn = resp.CQN
 	return c, nil
 }
 
-func (c *cq) Capacity() int  { return int(c.entries) - 1 }
-func (c *cq) Handle() uint32 { return c.handle }
-
-func (c *cq) release() {
-	c.d.cqRecords.Free(c.record)
-	if c.mem != nil {
-		c.mem.Free()
-	}
-}
-
 // Destroy implements provider.CQ.
-func (c *cq) Destroy() (abi.DestroyCQResp, error) {
-	resp, err := c.d.k.DestroyCQ(c.handle)
-	if err == nil {
-		c.release()
-	}
-	return resp, err
-}
+func (c *cq) Destroy() (abi.DestroyCQResp, error) { return ring.DestroyCQ(c.d.k, &c.Queue) }
 
 // qp is a queue pair with what it owns.
 type qp struct {
 	QP
-	d      *device
-	mem    *hostmem.Region // rings and notes
-	record []byte
-	handle uint32
+	ring.Queue
+	d *device
 }
 
 // CreateQP implements provider.Device.
 func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
-	l, err := SizeQP(verbs.QPCap{MaxSendWR: int(a.Cap.MaxSendWR), MaxRecvWR: int(a.Cap.MaxRecvWR), MaxSendSGE: int(a.Cap.MaxSendSGE),
-		MaxRecvSGE: int(a.Cap.MaxRecvSGE), MaxInlineData: int(a.Cap.MaxInlineData)}, d.lim)
+	l, err := SizeQP(a.Wanted(), d.lim)
 	if err != nil {
 		return nil, err
 	}
-	send, ok1 := a.SendCQ.(*cq)
-	recv, ok2 := a.RecvCQ.(*cq)
-	if !ok1 || !ok2 {
-		return nil, fmt.Errorf("mlx4: completion queues of another device: %w", syscall.EINVAL)
+	send, recv, err := provider.OwnCQs[*cq](&a, string(family))
+	if err != nil {
+		return nil, err
 	}
 	q := &qp{d: d}
 	q.send, q.recv = &send.CQ, &recv.CQ
 	defer func() {
 		if err != nil {
-			q.release()
+			q.Release()
 		}
 	}()
-	notes := align(l.Bytes, pageSize) // behind the rings, on pages that the adapter does not see
-	if q.mem, err = hostmem.Alloc(notes + notesBytes(&l)); err != nil {
+	notes := ring.Align(l.Bytes, pageSize) // behind the rings, on pages that the adapter does not see
+	if err = q.Alloc(notes+notesBytes(&l), &d.qpRecords); err != nil {
 		return nil, err
 	}
-	if q.record, err = d.qpRecords.Alloc(); err != nil {
-		return nil, err
-	}
-	req := &abi.MLX4CreateQP{BufAddr: q.mem.Addr(), DBAddr: addrOf(q.record),
+	req := &abi.MLX4CreateQP{BufAddr: q.Pages.Addr(), DBAddr: ring.AddrOf(q.Record),
 		LogSQBBCount: uint8(bits.TrailingZeros(uint(l.SendCount))), LogSQStride: uint8(l.SendShift)}
 	a.Cap.MaxRecvWR, a.Cap.MaxRecvSGE = max(1, a.Cap.MaxRecvWR), max(1, a.Cap.MaxRecvSGE) // the driver takes no less
 	d.mu.Lock()
@@ -196,15 +168,11 @@ func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
 	if err != nil {
 		return nil, err
 	}
-	q.qpn, q.handle = r.QPN, r.Handle
-	q.init(l, addr(q.mem.Bytes()), at(q.mem.Bytes(), notes), addr(q.record), addr(d.uar), d.bf, a.SignalAll)
+	q.qpn, q.ID = r.QPN, r.Handle
+	q.init(l, ring.Addr(q.Pages.Bytes()), ring.At(q.Pages.Bytes(), notes), ring.Addr(q.Record), ring.Addr(d.uar), d.bf, a.SignalAll)
 	d.qps.Set(q.qpn, &q.QP)
 	return q, nil
 }
-
-func (q *qp) Handle() uint32   { return q.handle }
-func (q *qp) QPN() uint32      { return q.qpn }
-func (q *qp) Cap() verbs.QPCap { return q.cap }
 
 // Modify implements provider.QP.
 func (q *qp) Modify(req *abi.ModifyQP, from, to verbs.QPState) error {
@@ -227,19 +195,12 @@ func (q *qp) Destroy() (uint32, error) {
 	// Held throughout, and in CreateQP: the kernel may give the number to a new queue pair at once.
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	n, err := q.d.k.DestroyQP(q.handle)
+	n, err := q.d.k.DestroyQP(q.ID)
 	if err != nil {
 		return n, err
 	}
 	q.d.qps.Set(q.qpn, nil)
 	q.purge()
-	q.release()
+	q.Release()
 	return n, nil
-}
-
-func (q *qp) release() {
-	q.d.qpRecords.Free(q.record)
-	if q.mem != nil {
-		q.mem.Free()
-	}
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -17,52 +16,40 @@ import (
 	"srp-initiator/rdma/verbs/uverbs/internal/golden"
 	"srp-initiator/rdma/verbs/uverbs/internal/kernel"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 )
 
 // pair builds two queue pairs on one completion queue.
 func pair(t *testing.T) *rig {
-	r, err := newRig(&golden.Case{Profile: "mlx4-roce", Setup: &golden.Objects{
-		UARPages: make([]golden.UARPage, 2),
-		CQ:       []golden.CQ{{Name: "cq0", CQN: 0x400, Entries: 16, IBVCQE: 15, CQESize: 64}},
-	}})
+	r, err := newRig(golden.PairCase("mlx4-roce"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
-	bf := newBlueFlame(addr(r.uars[1]), recordedBlueFlame)
+	bf := newBlueFlame(ring.Addr(r.UARs[1]), recordedBlueFlame)
 	for i := range uint32(2) {
-		l, err := SizeQP(verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 4, MaxSendSGE: 2, MaxRecvSGE: 2}, recordedLimits)
+		l, err := SizeQP(golden.PairCap, recordedLimits)
 		if err != nil {
 			t.Fatal(err)
 		}
-		q := &QP{qpn: 0x1a3 + i}
-		q.send, q.recv = r.cqs[0], r.cqs[0]
-		buf, rec := r.alloc(l.Bytes), r.alloc(4)
-		for k := range buf {
-			buf[k] = 0xee // what a reused entry holds
-		}
-		q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(rec), addr(r.uars[0]), bf, false)
-		q.beforeInit()
-		r.table.Set(q.qpn, q)
-		r.qps, r.states = append(r.qps, q), append(r.states, verbs.QPReadyToSend)
-		r.qpBuf, r.qpRec = append(r.qpBuf, buf), append(r.qpRec, rec)
+		r.add(&QP{qpn: 0x1a3 + i}, l, r.Used(l.Bytes), bf, false, false)
 	}
 	return r
 }
 
-type region struct{ verbs.MemoryRegion }
-
-func (region) LKey() uint32 { return 0x1ee700 }
-
-type window struct{ key uint32 }
-
-func (w *window) RKey() uint32   { return w.key }
-func (w *window) Dealloc() error { return nil }
-func (w *window) Bound(k uint32) { w.key = k }
+func TestEdges(t *testing.T) {
+	golden.Edge{
+		Driver:    driver,
+		Profiles:  []string{"mlx4-roce"},
+		Pair:      func(t *testing.T, _ string) golden.PairRig { return pair(t) },
+		CQEntries: CQEntries, MaxEntries: 1 << 22,
+		ByteLen: 12, FirstSN: 1, Doorbell: 0x400,
+	}.Test(t)
+}
 
 // posted is the first n bytes of the i-th send entry, without what belongs to BlueFlame.
 func (r *rig) posted(i, n int) string {
-	l := r.qps[0].lay
+	l := r.QPs[0].lay
 	e := append([]byte(nil), r.SQ(0)[i<<l.SendShift:][:n]...)
 	e[1], e[2], e[4], e[5], e[6] = 0, 0, 0, 0, 0
 	return hex.EncodeToString(e)
@@ -71,8 +58,8 @@ func (r *rig) posted(i, n int) string {
 func TestBindWindow(t *testing.T) {
 	const base = 0x100000000000
 	r := pair(t)
-	q := r.qps[0]
-	w := &window{0x1ee800}
+	q := r.QPs[0]
+	w := &golden.Window{Key: 0x1ee800}
 	for i, c := range []struct {
 		off, length uint64
 		access      verbs.AccessFlags
@@ -84,7 +71,7 @@ func TestBindWindow(t *testing.T) {
 		{0, 1 << 20, verbs.AccessLocalWrite, "00000018000000030000008c000000000000000080000000001ee804001ee70000001000000000000000000000100000"},
 	} {
 		_, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Flags: verbs.SendSignaled, ImmData: 0xffffffff, Bind: &verbs.BindMW{
-			Window: w, Region: region{}, RKey: w.key + 1, Addr: base + c.off, Length: c.length, Access: c.access}}})
+			Window: w, Region: golden.Region{}, RKey: w.Key + 1, Addr: base + c.off, Length: c.length, Access: c.access}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,10 +80,10 @@ func TestBindWindow(t *testing.T) {
 			t.Errorf("bind %d:\n%s, want\n%s", i, got, c.want)
 		}
 	}
-	if w.key != 0x1ee804 {
-		t.Errorf("the window's key is %#x", w.key)
+	if w.Key != 0x1ee804 {
+		t.Errorf("the window's key is %#x", w.Key)
 	}
-	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpLocalInv, ImmData: w.key}}); err != nil {
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpLocalInv, ImmData: w.Key}}); err != nil {
 		t.Fatal(err)
 	}
 	const want = "0000001b0000000300000080000000000000000000000000001ee8040000000000000000000000000000000000000000"
@@ -110,7 +97,7 @@ func TestBindWindow(t *testing.T) {
 	if got := hex.EncodeToString(r.SQ(0)[5<<q.lay.SendShift:][:48]); got != all {
 		t.Errorf("LOCAL_INV of the last key:\n%s, want\n%s", got, all)
 	}
-	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: region{}}}}); err == nil {
+	if _, err := q.PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpBindMW, Bind: &verbs.BindMW{Window: w, Region: golden.Region{}}}}); err == nil {
 		t.Error("a bind of no bytes was accepted")
 	}
 }
@@ -118,7 +105,7 @@ func TestBindWindow(t *testing.T) {
 // TestGarbageFields posts requests whose unused fields hold something, over entries that did.
 func TestGarbageFields(t *testing.T) {
 	r := pair(t)
-	q := r.qps[0]
+	q := r.QPs[0]
 	sge := []verbs.SGE{{Addr: 0x100000000000, Length: 8, LKey: 0x1ee700}}
 	const remote = "1122334455667788" + "0099880000000000"
 	for i, c := range []struct {
@@ -152,74 +139,6 @@ func TestGarbageFields(t *testing.T) {
 	}
 }
 
-// TestPurge resets one of two queue pairs whose completions are mixed in one queue, at the ring's end too.
-func TestPurge(t *testing.T) {
-	for _, start := range []uint32{0, 8, 13} {
-		r := pair(t)
-		r.cqs[0].ci = start
-		size := len(r.cqBuf[0]) / 16
-		for i := range int(start) { // read in this lap
-			r.cqBuf[0][i*size+int(r.cqs[0].tail)+31] &^= cqeOwner
-		}
-		for i, q := range r.qps {
-			for k := range 4 {
-				if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(10*i + k)}}); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		for i, qp := range []int{0, 1, 0, 0, 1, 1} {
-			at := start + uint32(i)
-			e := r.RecvCQE(qp, at)
-			binary.BigEndian.PutUint32(e[r.cqs[0].tail+20:], at) // byte count
-			copy(r.cqBuf[0][int(at&15)*size:], e)
-		}
-		r.Modify(0, verbs.QPReset)
-		if got := binary.BigEndian.Uint32(r.cqRec[0]); got != start+3 {
-			t.Errorf("consumer index %d after the reset, want %d", got, start+3)
-		}
-		var wcs [8]verbs.WorkCompletion
-		if n := r.cqs[0].Poll(wcs[:]); n != 3 {
-			t.Fatalf("%d completions left, want 3", n)
-		}
-		for k, at := range []uint32{1, 4, 5} {
-			if wcs[k].QPN != r.qps[1].qpn || wcs[k].WRID != uint64(10+k) || wcs[k].ByteLen != start+at {
-				t.Errorf("completion %d is %+v", k, wcs[k])
-			}
-		}
-		if got := binary.BigEndian.Uint32(r.cqRec[0]); got != start+6 {
-			t.Errorf("consumer index %d, want %d", got, start+6)
-		}
-		r.Modify(0, verbs.QPInitState)
-		for k := range 5 {
-			_, err := r.qps[0].PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(20 + k)}})
-			if (err != nil) != (k == 4) {
-				t.Errorf("receive %d after the reset: %v", k, err)
-			}
-		}
-		at := start + 6
-		copy(r.cqBuf[0][int(at&15)*size:], r.RecvCQE(0, at))
-		if n := r.cqs[0].Poll(wcs[:]); n != 1 || wcs[0].WRID != 20 {
-			t.Errorf("%d completions after the reset, %+v", n, wcs[0])
-		}
-	}
-}
-
-func TestCQEntriesLimits(t *testing.T) {
-	for _, c := range [][2]int{{1, 2}, {15, 16}, {16, 32}} { // one more than asked for, as the library has it
-		if k, err := CQEntries(c[0]); err != nil || k != c[1] {
-			t.Errorf("a queue for %d completions has %d (%v), want %d", c[0], k, err, c[1])
-		}
-	}
-	for _, n := range []int{-1, 0, 1 << 22} {
-		if k, err := CQEntries(n); err == nil {
-			t.Errorf("a queue for %d completions has %d", n, k)
-		} else if k != 0 || !strings.Contains(err.Error(), fmt.Sprintf(" %d exceeds the device's 4194303:", n)) {
-			t.Errorf("%d completions: %d, %v", n, k, err)
-		}
-	}
-}
-
 // TestStampedRing looks at a whole new ring: each entry software's, its lines after the first marked.
 func TestStampedRing(t *testing.T) {
 	r := &rig{}
@@ -228,8 +147,8 @@ func TestStampedRing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, buf := &QP{}, r.alloc(l.Bytes)
-	q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(r.alloc(4)), addr(r.alloc(4096)), &blueFlame{}, false)
+	q, buf := &QP{}, r.Alloc(l.Bytes)
+	q.init(l, ring.Addr(buf), ring.Addr(r.Alloc(notesBytes(&l))), ring.Addr(r.Alloc(4)), ring.Addr(r.Alloc(4096)), &blueFlame{}, false)
 	q.beforeInit()
 	if l.SendShift != 8 {
 		t.Fatalf("entries of %d bytes", 1<<l.SendShift)
@@ -270,15 +189,15 @@ func TestStampedRing(t *testing.T) {
 // TestOwner: an entry of the other lap is the adapter's, whatever else its last byte says.
 func TestOwner(t *testing.T) {
 	r := pair(t)
-	c := r.cqs[0]
+	c := r.CQs[0]
 	var wcs [2]verbs.WorkCompletion
 	for _, ci := range []uint32{0, 16, 0xfffff0} {
-		c.ci = ci
-		size := len(r.cqBuf[0]) / 16
+		c.CI = ci
+		size := len(r.CQBuf[0]) / 16
 		for op := range 0x80 {
-			r.cqBuf[0][size-1] = byte(op)
+			r.CQBuf[0][size-1] = byte(op)
 			if ci&16 == 0 {
-				r.cqBuf[0][size-1] |= 0x80
+				r.CQBuf[0][size-1] |= 0x80
 			}
 			if n := c.Poll(wcs[:]); n != 0 {
 				t.Fatalf("index %#x: an entry %#x of the adapter's was polled", ci, op)
@@ -291,21 +210,21 @@ func TestOwner(t *testing.T) {
 func TestIndexBits(t *testing.T) {
 	for _, ci := range []uint32{0x555555, 0xaaaaaa, 0xfffffe, 0xffffff, 0xffffffff} {
 		r := pair(t)
-		c := r.cqs[0]
-		c.ci = ci
-		q := r.qps[1]
+		c := r.CQs[0]
+		c.CI = ci
+		q := r.QPs[1]
 		q.qpn = 0xffffff
 		r.table.Set(q.qpn, q)
 		if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: 5}, {WRID: 6}}); err != nil {
 			t.Fatal(err)
 		}
-		size := len(r.cqBuf[0]) / 16
+		size := len(r.CQBuf[0]) / 16
 		for i := range uint32(2) {
 			e := r.RecvCQE(1, ci+i)
-			d := e[c.tail:]
+			d := e[size-32:]
 			d[0] = 0xa5                                               // not of the number
 			binary.BigEndian.PutUint32(d[8:], 0x7fffffff*(1-i)|i<<31) // path and source, then that there is a GRH
-			copy(r.cqBuf[0][int((ci+i)&15)*size:], e)
+			copy(r.CQBuf[0][int((ci+i)&15)*size:], e)
 		}
 		var wcs [2]verbs.WorkCompletion
 		if n := c.Poll(wcs[:]); n != 2 || wcs[0].WRID != 5 || wcs[1].WRID != 6 || wcs[0].QPN != 0xffffff {
@@ -315,14 +234,14 @@ func TestIndexBits(t *testing.T) {
 			t.Errorf("flags %#x and %#x", wcs[0].Flags, wcs[1].Flags)
 		}
 		next := (ci + 2) & 0xffffff
-		if got := binary.BigEndian.Uint32(r.cqRec[0]); got != next {
+		if got := binary.BigEndian.Uint32(r.CQRec[0]); got != next {
 			t.Errorf("index %#x: the record says %#x, want %#x", ci, got, next)
 		}
 		c.Arm(true)
-		if got := binary.BigEndian.Uint32(r.cqRec[0][4:]); got != 0x11000000|next {
+		if got := binary.BigEndian.Uint32(r.CQRec[0][4:]); got != 0x11000000|next {
 			t.Errorf("index %#x: the arm record says %#x", ci, got)
 		}
-		if got := binary.BigEndian.Uint64(r.uars[0][0x20:]); got != 0x11000400<<32|uint64(next) {
+		if got := binary.BigEndian.Uint64(r.UARs[0][0x20:]); got != 0x11000400<<32|uint64(next) {
 			t.Errorf("index %#x: the arm doorbell says %#x", ci, got)
 		}
 	}
@@ -331,63 +250,28 @@ func TestIndexBits(t *testing.T) {
 // TestPurgeOfAnyNumber: entries are told apart by all 24 bits of the number, and by no others.
 func TestPurgeOfAnyNumber(t *testing.T) {
 	r := pair(t)
-	r.cqs[0].ci = 0xffffffff
-	size := len(r.cqBuf[0]) / 16
+	r.CQs[0].CI = 0xffffffff
+	size := len(r.CQBuf[0]) / 16
 	for i, n := range []uint32{0xffffff, 0x7fffff, 0xfffffe, 0xffffff, 0xffefff} {
 		e := r.RecvCQE(0, uint32(i-1))
-		binary.BigEndian.PutUint32(e[r.cqs[0].tail:], uint32(i)<<24|n)
+		binary.BigEndian.PutUint32(e[size-32:], uint32(i)<<24|n)
 		for k := range 24 {
-			e[int(r.cqs[0].tail)+4+k] = byte(i)
+			e[size-32+4+k] = byte(i)
 		}
-		copy(r.cqBuf[0][int(i-1)&15*size:], e)
+		copy(r.CQBuf[0][int(i-1)&15*size:], e)
 	}
-	r.cqs[0].purge(0xffffff)
-	if got := binary.BigEndian.Uint32(r.cqRec[0]); got != 1 {
+	r.CQs[0].Purge(0xffffff)
+	if got := binary.BigEndian.Uint32(r.CQRec[0]); got != 1 {
 		t.Errorf("consumer index %d", got)
 	}
 	for k, i := range []int{1, 2, 4} {
-		e := r.cqBuf[0][(k+1)*size+int(r.cqs[0].tail):][:32]
+		e := r.CQBuf[0][(k+1)*size+size-32:][:32]
 		for b := range 24 {
 			if e[4+b] != byte(i) {
 				t.Fatalf("entry %d is not the one that was at %d: %x", k, i, e)
 			}
 		}
 	}
-}
-
-// TestStaleCompletions: what a completion has no word for is zero, whatever the caller's memory held.
-func TestStaleCompletions(t *testing.T) {
-	r := pair(t)
-	q, c := r.qps[0], r.cqs[0]
-	if _, err := q.PostSend([]verbs.SendWorkRequest{{WRID: 1}, {WRID: 2}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: 3}, {WRID: 4}}); err != nil {
-		t.Fatal(err)
-	}
-	size := len(r.cqBuf[0]) / 16
-	for i, e := range [][]byte{r.SendCQE(0, 0, 0), failed(r.cqe(0, 1, 1, cqeSend|cqeError), 0x8115), r.RecvCQE(0, 2), failed(r.cqe(0, 3, 3, cqeError), 0xf505)} {
-		copy(r.cqBuf[0][i*size:], e)
-	}
-	stale := verbs.WorkCompletion{WRID: 1<<64 - 1, Status: 1<<31 - 1, Opcode: 1<<31 - 1, ByteLen: 1<<32 - 1, ImmData: 1<<32 - 1, QPN: 1<<32 - 1,
-		Flags: 1<<31 - 1, VendorErr: 1<<32 - 1}
-	wcs := [5]verbs.WorkCompletion{stale, stale, stale, stale, stale}
-	want := [5]verbs.WorkCompletion{
-		{WRID: 1, QPN: q.qpn},
-		{WRID: 2, QPN: q.qpn, Status: verbs.WCRetryExceeded, VendorErr: 0x81},
-		{WRID: 3, QPN: q.qpn, Opcode: verbs.WCRecv},
-		{WRID: 4, QPN: q.qpn, Status: verbs.WCFlushError, VendorErr: 0xf5},
-		stale,
-	}
-	if n := c.Poll(wcs[:]); n != 4 || wcs != want {
-		t.Errorf("%d completions\n%+v, want\n%+v", n, wcs, want)
-	}
-}
-
-// failed puts vendor code and syndrome into an entry.
-func failed(e []byte, code uint16) []byte {
-	binary.BigEndian.PutUint16(e[len(e)-32+26:], code)
-	return e
 }
 
 // TestWideEntries: how far a new entry's mark says that it reaches. Of 1024 bytes the six bits say nothing, as in the library.
@@ -399,8 +283,8 @@ func TestWideEntries(t *testing.T) {
 		if err != nil || l.SendShift != shift {
 			t.Fatalf("%d entries: shift %d (%v)", sges, l.SendShift, err)
 		}
-		q, buf := &QP{}, r.alloc(l.Bytes)
-		q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(r.alloc(4)), addr(r.alloc(4096)), &blueFlame{}, false)
+		q, buf := &QP{}, r.Alloc(l.Bytes)
+		q.init(l, ring.Addr(buf), ring.Addr(r.Alloc(notesBytes(&l))), ring.Addr(r.Alloc(4)), ring.Addr(r.Alloc(4096)), &blueFlame{}, false)
 		q.beforeInit()
 		for i := range l.SendCount {
 			e := buf[l.SendOffset+i<<l.SendShift:][:1<<l.SendShift]
@@ -419,7 +303,7 @@ func TestControlFlags(t *testing.T) {
 	for _, sges := range [][]verbs.SGE{{sge}, {sge, sge}} {
 		for flags := range verbs.SendFlags(8) {
 			r := pair(t)
-			if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpSendWithImm, Flags: flags | ^verbs.SendFlags(15), ImmData: 0xffffffff, SGList: sges}}); err != nil {
+			if _, err := r.QPs[0].PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpSendWithImm, Flags: flags | ^verbs.SendFlags(15), ImmData: 0xffffffff, SGList: sges}}); err != nil {
 				t.Fatal(err)
 			}
 			size, word := byte(1+len(sges)), uint32(0)
@@ -448,84 +332,14 @@ func TestBlueFlameOfInline(t *testing.T) {
 		total := uint32(0)
 		var sges []verbs.SGE
 		for _, n := range split {
-			sges = append(sges, verbs.SGE{Addr: addrOf(data), Length: n})
+			sges = append(sges, verbs.SGE{Addr: ring.AddrOf(data), Length: n})
 			total += n
 		}
-		if _, err := r.qps[0].PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpSend, Flags: verbs.SendInline, SGList: sges}}); err != nil {
+		if _, err := r.QPs[0].PostSend([]verbs.SendWorkRequest{{Opcode: verbs.OpSend, Flags: verbs.SendInline, SGList: sges}}); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.uars[1][3] == opSend; got != (total > 0) {
+		if got := r.UARs[1][3] == opSend; got != (total > 0) {
 			t.Errorf("%v bytes: through the register %v", split, got)
-		}
-	}
-}
-
-// TestOpcodes: an operation that is none is refused, wherever its bits lie.
-func TestOpcodes(t *testing.T) {
-	r := pair(t)
-	before := bytes.Clone(r.SQ(0))
-	for _, sges := range [][]verbs.SGE{nil, {{Addr: 0x100000000000, Length: 8}}} {
-		for _, op := range []verbs.SendOpcode{11, 15, 16, 18, 32 + verbs.OpSend, 1<<8 + verbs.OpSend, 1<<30 + verbs.OpRDMARead} {
-			if n, err := r.qps[0].PostSend([]verbs.SendWorkRequest{{Opcode: op, SGList: sges}}); n != 0 || !errors.Is(err, syscall.EINVAL) {
-				t.Errorf("operation %d: %d, %v", op, n, err)
-			}
-		}
-	}
-	if !bytes.Equal(before, r.SQ(0)) {
-		t.Error("a refused request was written")
-	}
-}
-
-// TestRestart takes a used queue pair through RESET: it holds what it held when new, and no more.
-func TestRestart(t *testing.T) {
-	r := pair(t)
-	q, c := r.qps[0], r.cqs[0]
-	size := len(r.cqBuf[0]) / 16
-	var wcs [4]verbs.WorkCompletion
-	for lap := range 3 {
-		first, done := c.ci, []uint32{2, 0, 1}[lap]
-		for i, n := 0, q.cap.MaxSendWR+1; i < n; i++ {
-			_, err := q.PostSend([]verbs.SendWorkRequest{{WRID: uint64(i)}})
-			if (err != nil) != (i == n-1) {
-				t.Fatalf("lap %d: send %d of %d: %v", lap, i, n-1, err)
-			}
-		}
-		for i, n := 0, q.cap.MaxRecvWR+1; i < n; i++ {
-			_, err := q.PostRecv([]verbs.RecvWorkRequest{{WRID: uint64(100 + i)}})
-			if (err != nil) != (i == n-1) {
-				t.Fatalf("lap %d: receive %d of %d: %v", lap, i, n-1, err)
-			}
-		}
-		copy(r.cqBuf[0][int(first&15)*size:], r.SendCQE(0, done, first))
-		copy(r.cqBuf[0][int((first+1)&15)*size:], r.RecvCQE(0, first+1))
-		if n := c.Poll(wcs[:]); n != 2 || wcs[0].WRID != uint64(done) || wcs[1].WRID != 100 {
-			t.Fatalf("lap %d: %d completions, %+v", lap, n, wcs)
-		}
-		for i := range done + 2 { // as many sends are done, and a receive
-			_, err := q.PostSend([]verbs.SendWorkRequest{{}})
-			if (err != nil) != (i == done+1) {
-				t.Fatalf("lap %d: send %d after a completion: %v", lap, i, err)
-			}
-			if i > 1 {
-				continue
-			}
-			if _, err = q.PostRecv([]verbs.RecvWorkRequest{{}}); (err != nil) != (i == 1) {
-				t.Fatalf("lap %d: receive %d after a completion: %v", lap, i, err)
-			}
-		}
-		r.Modify(0, verbs.QPReset)
-		if binary.BigEndian.Uint32(r.qpRec[0]) != 0 {
-			t.Errorf("lap %d: the record says %x", lap, r.qpRec[0][:4])
-		}
-		r.Modify(0, verbs.QPInitState)
-		if lap == 1 { // from here on with one entry to be purged
-			copy(r.cqBuf[0][int(c.ci&15)*size:], r.SendCQE(1, 0, c.ci))
-			copy(r.cqBuf[0][int((c.ci+1)&15)*size:], r.RecvCQE(0, c.ci+1))
-			r.Modify(0, verbs.QPReset)
-			r.Modify(0, verbs.QPInitState)
-			if n := c.Poll(wcs[:]); n != 1 || wcs[0].QPN != r.qps[1].qpn {
-				t.Errorf("%d completions after the purge: %+v", n, wcs[:n])
-			}
 		}
 	}
 }
@@ -533,13 +347,13 @@ func TestRestart(t *testing.T) {
 // TestNotes: what is noted beside the rings takes the room it says, to the byte.
 func TestNotes(t *testing.T) {
 	r := pair(t)
-	q := r.qps[0]
+	q := r.QPs[0]
 	l := q.lay
 	if n := notesBytes(&l); n != 8*(l.SendCount+l.RecvCount) {
 		t.Errorf("%d bytes of notes for %d and %d entries", n, l.SendCount, l.RecvCount)
 	}
-	notes := r.alloc(4096)
-	q.init(l, addr(r.qpBuf[0]), addr(notes), addr(r.qpRec[0]), addr(r.uars[0]), &blueFlame{}, false)
+	notes := r.Alloc(4096)
+	q.init(l, ring.Addr(r.QPBuf[0]), ring.Addr(notes), ring.Addr(r.QPRec[0]), ring.Addr(r.UARs[0]), &blueFlame{}, false)
 	for i := range l.SendCount {
 		q.sentPub.Store(q.head)
 		if _, err := q.PostSend([]verbs.SendWorkRequest{{WRID: uint64(1 + i)}}); err != nil {
@@ -637,19 +451,22 @@ func TestDeviceStates(t *testing.T) {
 		t.Errorf("the kernel was asked for %+v", asked)
 	}
 	q := p.(*qp)
-	ring := q.mem.Bytes()[q.lay.SendOffset:][:q.lay.SendCount<<q.lay.SendShift]
+	sq := q.Pages.Bytes()[q.lay.SendOffset:][:q.lay.SendCount<<q.lay.SendShift]
 	state := &abi.ModifyQP{AttrMask: 1}
-	if err := q.Modify(&abi.ModifyQP{AttrMask: 1 << 3}, verbs.QPReset, verbs.QPReset); err != nil || ring[0] != 0 {
-		t.Errorf("%v; entry %x", err, ring[:8])
+	if err := q.Modify(&abi.ModifyQP{AttrMask: 1 << 3}, verbs.QPReset, verbs.QPReset); err != nil || sq[0] != 0 {
+		t.Errorf("%v; entry %x", err, sq[:8])
 	}
-	if err := q.Modify(state, verbs.QPReset, verbs.QPInitState); err != nil || hex.EncodeToString(ring[:8]) != fmt.Sprintf("80000000000000%02x", 1<<q.lay.SendShift/16) {
-		t.Errorf("%v; entry %x", err, ring[:8])
+	if err := q.Modify(state, verbs.QPReset, verbs.QPInitState); err != nil || hex.EncodeToString(sq[:8]) != fmt.Sprintf("80000000000000%02x", 1<<q.lay.SendShift/16) {
+		t.Errorf("%v; entry %x", err, sq[:8])
 	}
-	if _, err := q.PostRecv([]verbs.RecvWorkRequest{{}}); err != nil || q.record[3] != 1 {
-		t.Errorf("%v; record %x", err, q.record)
+	if _, err := q.PostRecv([]verbs.RecvWorkRequest{{}}); err != nil || q.Record[3] != 1 {
+		t.Errorf("%v; record %x", err, q.Record)
 	}
-	if err := q.Modify(state, verbs.QPInitState, verbs.QPReset); err != nil || q.record[3] != 0 || q.rhead != 0 {
-		t.Errorf("%v; record %x after RESET", err, q.record)
+	if err := q.Modify(state, verbs.QPInitState, verbs.QPReset); err != nil || q.Record[3] != 0 {
+		t.Errorf("%v; record %x after RESET", err, q.Record)
+	}
+	if _, err := q.PostRecv([]verbs.RecvWorkRequest{{}}); err != nil || q.Record[3] != 1 {
+		t.Errorf("%v; record %x of the first receive after RESET", err, q.Record)
 	}
 	if _, err := q.Destroy(); err != nil || d.qps.Get(0x1a3) != nil {
 		t.Error(err)
@@ -672,8 +489,8 @@ func TestInlinePieces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, buf := &QP{}, r.alloc(l.Bytes)
-	q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(r.alloc(4)), addr(r.alloc(4096)), &blueFlame{}, false)
+	q, buf := &QP{}, r.Alloc(l.Bytes)
+	q.init(l, ring.Addr(buf), ring.Addr(r.Alloc(notesBytes(&l))), ring.Addr(r.Alloc(4)), ring.Addr(r.Alloc(4096)), &blueFlame{}, false)
 	for op, start := range map[verbs.SendOpcode]int{verbs.OpSend: 16, verbs.OpRDMAWrite: 32} {
 		for n := range l.Cap.MaxInlineData + 1 {
 			want := bytes.Repeat([]byte{0xee}, 512)
@@ -688,7 +505,7 @@ func TestInlinePieces(t *testing.T) {
 			for _, cuts := range [][2]int{{0, 0}, {1, 2}, {7, 29}, {28, 28}, {44, 104}, {88, 89}, {n / 2, n}} {
 				a := min(cuts[0], n)
 				b := max(a, min(cuts[1], n))
-				sges := []verbs.SGE{{Addr: addrOf(data), Length: uint32(a)}, {Addr: addrOf(data[a:]), Length: uint32(b - a)}, {Addr: addrOf(data[b:]), Length: uint32(n - b)}}
+				sges := []verbs.SGE{{Addr: ring.AddrOf(data), Length: uint32(a)}, {Addr: ring.AddrOf(data[a:]), Length: uint32(b - a)}, {Addr: ring.AddrOf(data[b:]), Length: uint32(n - b)}}
 				if cuts[1] == 0 {
 					sges = sges[2:]
 				}
@@ -736,50 +553,6 @@ func TestCaps(t *testing.T) {
 			}
 		}
 	}
-	for n, granted := range []int{1, 1, 2, 4, 4, 8, 8, 8, 8, 16, 16, 16, 16, 16, 16, 16, 16, 32} { // the kernel's rounding (set_rq_size)
-		got, err := SizeQP(verbs.QPCap{MaxSendWR: 5, MaxRecvWR: 3, MaxSendSGE: 1, MaxRecvSGE: n}, recordedLimits)
-		if err != nil || got.Cap.MaxRecvSGE != granted || got.Cap.MaxRecvWR != 4 {
-			t.Errorf("%d receive entries: %+v (%v)", n, got.Cap, err)
-		}
-	}
-}
-
-func TestRounding(t *testing.T) {
-	for n := range 300 {
-		p := 1
-		for p < n {
-			p *= 2
-		}
-		if got := pow2(n); got != p {
-			t.Errorf("pow2(%d) = %d", n, got)
-		}
-		for to := 1; to <= 4096; to *= 2 {
-			up := 0
-			for up < n {
-				up += to
-			}
-			if got := align(n, to); got != up {
-				t.Errorf("align(%d, %d) = %d", n, to, got)
-			}
-		}
-	}
-}
-
-// TestSequence: two bits of the number of events travel with a request for the next, and they come round.
-func TestSequence(t *testing.T) {
-	r := pair(t)
-	c := r.cqs[0]
-	for sn := range uint32(70) {
-		c.Arm(true)
-		want := (sn+1)%4<<28 | 1<<24
-		if got := binary.BigEndian.Uint32(r.cqRec[0][4:]); got != want {
-			t.Errorf("after %d events: record %#x, want %#x", sn, got, want)
-		}
-		if got := binary.BigEndian.Uint32(r.uars[0][0x20:]); got != want|0x400 {
-			t.Errorf("after %d events: doorbell %#x, want %#x", sn, got, want)
-		}
-		c.Notified()
-	}
 }
 
 // TestStampReach: an entry about to be reused is stamped as far as its last request reached, whose 16-byte units may be odd.
@@ -791,8 +564,8 @@ func TestStampReach(t *testing.T) {
 		if err != nil || l.SendShift != 8 {
 			t.Fatal(err)
 		}
-		q, buf := &QP{}, r.alloc(l.Bytes)
-		q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(r.alloc(4)), addr(r.alloc(4096)), &blueFlame{}, false)
+		q, buf := &QP{}, r.Alloc(l.Bytes)
+		q.init(l, ring.Addr(buf), ring.Addr(r.Alloc(notesBytes(&l))), ring.Addr(r.Alloc(4)), ring.Addr(r.Alloc(4096)), &blueFlame{}, false)
 		q.beforeInit()
 		wr := []verbs.SendWorkRequest{{SGList: make([]verbs.SGE, units-1)}}
 		wr[0].Opcode = verbs.OpSend
@@ -808,22 +581,6 @@ func TestStampReach(t *testing.T) {
 					t.Fatalf("%d units, request %d: line %d is stamped: %v", units, n, line, got)
 				}
 			}
-		}
-	}
-}
-
-// TestPurgeIndex looks at all bits of the consumer index that a purge stores.
-func TestPurgeIndex(t *testing.T) {
-	for _, start := range []uint32{0x555553, 0xaaaaa8, 0xfffffd, 0xffffffff} {
-		r := pair(t)
-		r.cqs[0].ci = start
-		size := len(r.cqBuf[0]) / 16
-		for i := range uint32(2) {
-			copy(r.cqBuf[0][int((start+i)&15)*size:], r.RecvCQE(0, start+i))
-		}
-		r.cqs[0].purge(r.qps[0].qpn)
-		if got := binary.BigEndian.Uint32(r.cqRec[0]); got != (start+2)&0xffffff {
-			t.Errorf("from %#x: %#x", start, got)
 		}
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"testing"
 
-	"srp-initiator/rdma/hostmem"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/golden"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 )
 
 // recordedLimits are those that the recordings' kernel reported.
@@ -27,50 +27,31 @@ func checkLayout(l Layout, q *golden.QP) error {
 
 // rig builds the objects of a case's setup without a kernel.
 type rig struct {
-	memory []*hostmem.Region
-	uars   [][]byte
-	cqs    []*CQ
-	qps    []*QP
-	cqBuf  [][]byte
-	cqRec  [][]byte
-	qpBuf  [][]byte
-	qpRec  [][]byte
-	states []verbs.QPState
+	golden.Parts[*CQ, *QP]
 	table  QPTable
-}
-
-func (r *rig) alloc(n int) []byte {
-	m, err := hostmem.Alloc(max(n, 1))
-	if err != nil {
-		panic(err)
-	}
-	r.memory = append(r.memory, m)
-	return m.Bytes()
+	states []verbs.QPState
 }
 
 func newRig(c *golden.Case) (*rig, error) {
 	r := &rig{}
-	for range c.Setup.UARPages {
-		r.uars = append(r.uars, r.alloc(4096))
-	}
+	r.AddUARs(len(c.Setup.UARPages))
 	for i := range c.Setup.CQ {
 		g := &c.Setup.CQ[i]
 		n, err := CQEntries(g.IBVCQE)
 		if err != nil || n != g.Entries {
 			return r, fmt.Errorf("%s: %d entries (%v), want %d", g.Name, n, err, g.Entries)
 		}
-		buf, rec := r.alloc(n * g.CQESize)[:n*g.CQESize], r.alloc(8)[:8]
+		buf, rec := r.Alloc(n * g.CQESize)[:n*g.CQESize], r.Alloc(8)[:8]
 		for k := range buf { // the kernel's doing
 			buf[k] = 0xcc
 		}
 		q := &CQ{cqn: uint32(g.CQN)}
-		q.init(addr(buf), addr(rec), addr(r.uars[0]), n, g.CQESize, &r.table)
-		r.cqs = append(r.cqs, q)
-		r.cqBuf, r.cqRec = append(r.cqBuf, buf), append(r.cqRec, rec)
+		q.init(ring.Addr(buf), ring.Addr(rec), ring.Addr(r.UARs[0]), n, g.CQESize, &r.table)
+		r.AddCQ(q, buf, rec)
 	}
 	bf := &blueFlame{}
-	if len(r.uars) > 1 {
-		bf = newBlueFlame(addr(r.uars[1]), recordedBlueFlame)
+	if len(r.UARs) > 1 {
+		bf = newBlueFlame(ring.Addr(r.UARs[1]), recordedBlueFlame)
 	}
 	for i := range c.Setup.QP {
 		g := &c.Setup.QP[i]
@@ -81,77 +62,60 @@ func newRig(c *golden.Case) (*rig, error) {
 		if err != nil {
 			return r, err
 		}
-		buf, rec := r.alloc(l.Bytes), r.alloc(4)[:4]
 		q := &QP{qpn: g.QPNum}
-		find := func(name string, def int) *CQ {
-			if name == "" {
-				return r.cqs[min(def, len(r.cqs)-1)]
-			}
-			n := 0
-			fmt.Sscanf(name, "cq%d", &n)
-			return r.cqs[n]
-		}
-		q.send, q.recv = find(g.SendCQ, 0), find(g.RecvCQ, 1)
-		q.init(l, addr(buf), addr(r.alloc(notesBytes(&l))), addr(rec), addr(r.uars[0]), bf, g.SQSigAll != 0)
-		state := verbs.QPReadyToSend
-		for _, s := range c.Steps {
-			if s.Call == "ibv_modify_qp" && s.Args.QP == g.Name {
-				if s.Args.QPState == "INIT" {
-					state = verbs.QPReset
-				}
-				break
-			}
-		}
-		if state != verbs.QPReset {
-			q.beforeInit()
-		}
-		r.table.Set(q.qpn, q)
-		r.qps, r.states = append(r.qps, q), append(r.states, state)
-		r.qpBuf, r.qpRec = append(r.qpBuf, buf), append(r.qpRec, rec)
+		q.send, q.recv = r.CQOf(g.SendCQ, 0), r.CQOf(g.RecvCQ, 1)
+		r.add(q, l, r.Alloc(l.Bytes), bf, g.SQSigAll != 0, c.StartsInReset(g.Name))
 	}
 	return r, nil
 }
 
-func (r *rig) PostSend(qp int, w []verbs.SendWorkRequest) (int, error) { return r.qps[qp].PostSend(w) }
-func (r *rig) PostRecv(qp int, w []verbs.RecvWorkRequest) (int, error) { return r.qps[qp].PostRecv(w) }
-func (r *rig) Poll(cq int, wcs []verbs.WorkCompletion) int             { return r.cqs[cq].Poll(wcs) }
-func (r *rig) Arm(cq int, solicited bool) (bool, error)                { return r.cqs[cq].Arm(solicited) }
-func (r *rig) Notified(cq int)                                         { r.cqs[cq].Notified() }
-func (r *rig) QPRecord(qp int) []byte                                  { return r.qpRec[qp] }
-func (r *rig) CQRing(cq int) []byte                                    { return r.cqBuf[cq] }
-func (r *rig) CQRecord(cq int) []byte                                  { return r.cqRec[cq] }
-func (r *rig) UAR(page int) []byte                                     { return r.uars[page] }
-func (r *rig) SkipCompletions(cq int, to uint32)                       { r.cqs[cq].ci = to }
+// add adds a queue pair that is in RESET or in RTS, on the first completion queue unless it has others.
+func (r *rig) add(q *QP, l Layout, buf []byte, bf *blueFlame, signalAll, reset bool) {
+	if q.send == nil {
+		q.send, q.recv = r.CQs[0], r.CQs[0]
+	}
+	rec := r.Alloc(4)[:4]
+	q.init(l, ring.Addr(buf), ring.Addr(r.Alloc(notesBytes(&l))), ring.Addr(rec), ring.Addr(r.UARs[0]), bf, signalAll)
+	state := verbs.QPReset
+	if !reset {
+		state = verbs.QPReadyToSend
+		q.beforeInit()
+	}
+	r.table.Set(q.qpn, q)
+	r.AddQP(q, buf, rec)
+	r.states = append(r.states, state)
+}
+
+func (r *rig) SkipCompletions(cq int, to uint32) { r.CQs[cq].CI = to }
 
 func (r *rig) Modify(qp int, s verbs.QPState) error {
 	if r.states[qp] == verbs.QPReset && s == verbs.QPInitState {
-		r.qps[qp].beforeInit()
+		r.QPs[qp].beforeInit()
 	}
 	if s == verbs.QPReset {
-		r.qps[qp].afterReset()
+		r.QPs[qp].afterReset()
 	}
 	r.states[qp] = s
 	return nil
 }
 
 func (r *rig) SQ(qp int) []byte {
-	l := r.qps[qp].lay
-	return r.qpBuf[qp][l.SendOffset:][:l.SendCount<<l.SendShift]
+	l := r.QPs[qp].lay
+	return r.QPBuf[qp][l.SendOffset:][:l.SendCount<<l.SendShift]
 }
 
 func (r *rig) RQ(qp int) []byte {
-	l := r.qps[qp].lay
-	return r.qpBuf[qp][l.RecvOffset:][:l.RecvCount<<l.RecvShift]
+	l := r.QPs[qp].lay
+	return r.QPBuf[qp][l.RecvOffset:][:l.RecvCount<<l.RecvShift]
 }
 
 func (r *rig) cqe(qp int, idx, producer uint32, op byte) []byte {
-	c := r.cqs[0]
-	e := make([]byte, 1<<c.shift)
-	d := e[c.tail:]
-	binary.BigEndian.PutUint32(d, r.qps[qp].qpn)
+	e, lap := r.NewCQE(producer)
+	d := e[len(e)-32:]
+	binary.BigEndian.PutUint32(d, r.QPs[qp].qpn)
 	binary.BigEndian.PutUint16(d[24:], uint16(idx))
 	d[31] = op
-	if producer&c.entries != 0 {
+	if lap&1 != 0 {
 		d[31] |= cqeOwner
 	}
 	return e
@@ -165,21 +129,21 @@ func (r *rig) RecvCQE(qp int, producer uint32) []byte {
 	return r.cqe(qp, producer, producer, 1)
 }
 
-func (r *rig) Close() {
-	for _, m := range r.memory {
-		m.Free()
+func (r *rig) FailedCQE(qp int, index, producer uint32, recv bool, code uint16) []byte {
+	e := r.cqe(qp, index, producer, cqeError)
+	if !recv {
+		e[len(e)-1] |= cqeSend
 	}
+	binary.BigEndian.PutUint16(e[len(e)-32+26:], code)
+	return e
 }
 
 var driver = golden.Driver{
 	Device: "mlx4",
 	New:    func(c *golden.Case) (golden.Rig, error) { return newRig(c) },
-	Caps: func(s *golden.Step) (refused, err error) {
-		l, refused := SizeQP(s.Args.Cap.Verbs(), recordedLimits)
-		if refused == nil && s.Ret == 0 {
-			err = checkLayout(l, &s.QPs[0])
-		}
-		return refused, err
+	Layout: func(want verbs.QPCap) (verbs.QPCap, func(*golden.QP) error, error) {
+		l, err := SizeQP(want, recordedLimits)
+		return l.Cap, func(q *golden.QP) error { return checkLayout(l, q) }, err
 	},
 }
 

@@ -1,12 +1,10 @@
 package mlx4
 
 import (
-	"fmt"
 	"math/bits"
 
-	"golang.org/x/sys/unix"
-
 	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 )
 
 const (
@@ -36,55 +34,43 @@ type Layout struct {
 	Cap        verbs.QPCap
 }
 
-func pow2(n int) int {
-	if n < 1 {
-		return 1
-	}
-	return 1 << bits.Len(uint(n-1))
-}
-
-func align(n, to int) int { return (n + to - 1) &^ (to - 1) }
-
-func badCap(what string, got, max int) error {
-	return fmt.Errorf("mlx4: %s %d exceeds the device's %d: %w", what, got, max, unix.EINVAL)
-}
-
 // SizeQP computes the buffer for the capabilities asked for, and what is granted, as
 // mlx4_create_qp of libmlx4 does. EINVAL when the device cannot hold it.
 func SizeQP(want verbs.QPCap, lim Limits) (Layout, error) {
 	l := Layout{}
+	if err := family.Negative(want); err != nil {
+		return l, err
+	}
 	switch {
-	case want.MaxSendWR < 0 || want.MaxRecvWR < 0 || want.MaxSendSGE < 0 || want.MaxRecvSGE < 0 || want.MaxInlineData < 0:
-		return l, fmt.Errorf("mlx4: negative queue pair capability: %w", unix.EINVAL)
 	case want.MaxSendWR > lim.MaxWR:
-		return l, badCap("send work requests", want.MaxSendWR, lim.MaxWR)
+		return l, family.Exceeds("send work requests", want.MaxSendWR, lim.MaxWR)
 	case want.MaxRecvWR > lim.MaxWR:
-		return l, badCap("receive work requests", want.MaxRecvWR, lim.MaxWR)
+		return l, family.Exceeds("receive work requests", want.MaxRecvWR, lim.MaxWR)
 	case want.MaxSendSGE > lim.MaxSGE:
-		return l, badCap("send scatter/gather entries", want.MaxSendSGE, lim.MaxSGE)
+		return l, family.Exceeds("send scatter/gather entries", want.MaxSendSGE, lim.MaxSGE)
 	case want.MaxRecvSGE > lim.MaxSGE:
-		return l, badCap("receive scatter/gather entries", want.MaxRecvSGE, lim.MaxSGE)
+		return l, family.Exceeds("receive scatter/gather entries", want.MaxRecvSGE, lim.MaxSGE)
 	case want.MaxInlineData > maxInline:
-		return l, badCap("inline data", want.MaxInlineData, maxInline)
+		return l, family.Exceeds("inline data", want.MaxInlineData, maxInline)
 	}
 	// Inline data carries a 4-byte header in each line; the first line of a WQE has 64-16-16-4 = 28
 	// bytes for it, and the count rounds up so that any alignment fits (num_inline_segs of libmlx4).
 	const perLine = lineSize - 4
 	pieces := (want.MaxInlineData + segSize + segSize + perLine - 1) / perLine
-	units := max(align(want.MaxInlineData+4*pieces, segSize)/segSize, want.MaxSendSGE)
+	units := max(ring.Align(want.MaxInlineData+4*pieces, segSize)/segSize, want.MaxSendSGE)
 	size := max(units*segSize+segSize, 48) // a remote address, or remote address, atomic and one entry
 	size += segSize                        // control
-	stride := max(pow2(size), lineSize)
+	stride := max(ring.Pow2(size), lineSize)
 	l.SendShift = bits.TrailingZeros(uint(stride))
 	l.SendSpare = prefetch/stride + 1
-	l.SendCount = pow2(want.MaxSendWR + l.SendSpare)
+	l.SendCount = ring.Pow2(want.MaxSendWR + l.SendSpare)
 	l.Cap.MaxSendWR = l.SendCount - l.SendSpare
 	room := stride - 2*segSize
 	l.Cap.MaxSendSGE = room / segSize
-	l.Cap.MaxInlineData = room - 4*(align(room, lineSize)/lineSize)
+	l.Cap.MaxInlineData = room - 4*(ring.Align(room, lineSize)/lineSize)
 
-	l.RecvCount = pow2(want.MaxRecvWR)
-	recv := pow2(segSize * max(1, want.MaxRecvSGE))
+	l.RecvCount = ring.Pow2(want.MaxRecvWR)
+	recv := ring.Pow2(segSize * max(1, want.MaxRecvSGE))
 	l.RecvShift = bits.TrailingZeros(uint(recv))
 	l.Cap.MaxRecvWR = l.RecvCount
 	l.Cap.MaxRecvSGE = recv / segSize
@@ -98,9 +84,4 @@ func SizeQP(want verbs.QPCap, lim Limits) (Layout, error) {
 }
 
 // CQEntries is the number of entries of a completion queue that is to hold capacity.
-func CQEntries(capacity int) (int, error) {
-	if capacity < 1 || capacity >= maxCQE {
-		return 0, badCap("completion queue entries", capacity, maxCQE-1)
-	}
-	return pow2(capacity + 1), nil
-}
+func CQEntries(capacity int) (int, error) { return family.CQEntries(capacity, maxCQE) }

@@ -10,11 +10,10 @@ package mlx4
 //	CQ.Poll   takes the WRID back by that index and retires every request up to it.
 //
 // The ring, the record and the WRIDs are mapped memory outside Go's heap. PostSend's
-// goroutine owns head; the poller of the send queue's CQ owns sent, that of the receive queue's CQ owns
-// received; sentPub and receivedPub carry those two back to the posting side.
+// goroutine owns head; the poller of the send queue's CQ owns sent, which sentPub carries back to the posting side.
+// Receives are package ring's.
 
 import (
-	"fmt"
 	"math"
 	"math/bits"
 	"sync"
@@ -25,6 +24,7 @@ import (
 
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 	"srp-initiator/rdma/verbs/uverbs/internal/udma"
 )
 
@@ -88,16 +88,10 @@ const (
 // ctrlFlags translates verbs.SendSignaled and SendSolicited.
 var ctrlFlags = [...]uint32{0, ctrlCQUpdate, ctrlSolicited, ctrlSolicited | ctrlCQUpdate}
 
-var (
-	errSendSGE    = fmt.Errorf("mlx4: more scatter/gather entries than the send queue allows: %w", unix.ENOMEM)
-	errRecvSGE    = fmt.Errorf("mlx4: more scatter/gather entries than the receive queue allows: %w", unix.ENOMEM)
-	errInline     = fmt.Errorf("mlx4: more inline data than the send queue allows: %w", unix.ENOMEM)
-	errBadOpcode  = fmt.Errorf("mlx4: operation not known to this queue pair: %w", unix.EINVAL)
-	errAtomicNone = fmt.Errorf("mlx4: atomic operation without operands: %w", unix.EINVAL)
-	errBind       = fmt.Errorf("mlx4: a bind needs a window, a region and a length: %w", unix.EINVAL)
-	errReadInline = fmt.Errorf("mlx4: an RDMA READ or atomic operation cannot be inline: %w", unix.EINVAL)
-	errTooLong    = fmt.Errorf("mlx4: scatter/gather entries of 4 GiB and more do not make one message: %w", unix.EINVAL)
-)
+const family = ring.Family("mlx4")
+
+// refusals: a bind's length may be any.
+var refusals = family.Refusals(math.MaxUint64, "a length", unix.ENOMEM)
 
 // blueFlame is the context's one BlueFlame register, in two halves that are used in turn.
 type blueFlame struct {
@@ -124,6 +118,7 @@ type QP struct {
 	sq       unsafe.Pointer
 	wrid     unsafe.Pointer
 	doorbell unsafe.Pointer
+	rec      unsafe.Pointer // one word: receive head
 	bf       *blueFlame
 	sqShift  uint32
 	sqMask   uint32
@@ -133,19 +128,13 @@ type QP struct {
 	inline   uint32 // bytes of inline data that a request may have
 	sentPub  atomic.Uint32
 
-	// Receive side, PostRecv's.
-	rq          unsafe.Pointer
-	rwrid       unsafe.Pointer
-	rec         unsafe.Pointer // one word: receive head
-	rqShift     uint32
-	rqMask      uint32
-	rhead       uint32
-	receivedPub atomic.Uint32
+	recvs ring.Receives
 
-	// The pollers'.
-	sent     uint32
-	received uint32
+	sent uint32 // the poller's
 }
+
+func (q *QP) QPN() uint32      { return q.qpn }
+func (q *QP) Cap() verbs.QPCap { return q.cap }
 
 // notesBytes is the mapped memory that a queue pair's WRIDs need.
 func notesBytes(l *Layout) int { return (l.SendCount + l.RecvCount) * 8 }
@@ -153,13 +142,15 @@ func notesBytes(l *Layout) int { return (l.SendCount + l.RecvCount) * 8 }
 // init points the queue pair at its memory: buf holds the rings as l says, notes is notesBytes long, uar the doorbell page.
 func (q *QP) init(l Layout, buf, notes, rec, uar unsafe.Pointer, bf *blueFlame, signalAll bool) {
 	q.lay, q.cap = l, l.Cap
-	q.sq, q.rq = unsafe.Add(buf, l.SendOffset), unsafe.Add(buf, l.RecvOffset)
-	q.sqShift, q.rqShift = uint32(l.SendShift), uint32(l.RecvShift)
-	q.sqMask, q.rqMask = uint32(l.SendCount)-1, uint32(l.RecvCount)-1
+	q.sq = unsafe.Add(buf, l.SendOffset)
+	q.sqShift = uint32(l.SendShift)
+	q.sqMask = uint32(l.SendCount) - 1
 	q.spare = uint32(l.SendSpare)
 	q.inline = uint32(l.Cap.MaxInlineData)
-	q.wrid, q.rwrid = notes, unsafe.Add(notes, l.SendCount*8)
+	q.wrid = notes
 	q.rec = rec
+	q.recvs.Init(unsafe.Add(buf, l.RecvOffset), unsafe.Add(notes, l.SendCount*8), rec,
+		ring.ReceiveShape{Count: l.RecvCount, Shift: l.RecvShift, Cap: l.Cap, TooMany: refusals.RecvSGE})
 	q.doorbell = unsafe.Add(uar, sendDoorbell)
 	q.bf = bf
 	if signalAll {
@@ -194,26 +185,18 @@ func (q *QP) stamp(i uint32) {
 // afterReset puts the software side in the state of a new queue pair.
 func (q *QP) afterReset() {
 	q.purge()
-	q.head, q.rhead, q.sent, q.received = 0, 0, 0, 0
+	q.head, q.sent = 0, 0
 	q.sentPub.Store(0)
-	q.receivedPub.Store(0)
+	q.recvs.Reset()
 	*(*uint32)(q.rec) = 0
 }
 
 // purge takes the queue pair's entries out of its completion queues.
 func (q *QP) purge() {
-	q.recv.purge(q.qpn)
+	q.recv.Purge(q.qpn)
 	if q.send != q.recv {
-		q.send.purge(q.qpn)
+		q.send.Purge(q.qpn)
 	}
-}
-
-func put32(p unsafe.Pointer, off int, v uint32) {
-	*(*uint32)(unsafe.Add(p, off)) = bits.ReverseBytes32(v)
-}
-
-func put64(p unsafe.Pointer, off int, v uint64) {
-	*(*uint64)(unsafe.Add(p, off)) = bits.ReverseBytes64(v)
 }
 
 // chain is what a call of PostSend knows of the requests it has built.
@@ -282,20 +265,20 @@ func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
 		idx := head & q.sqMask
 		c = unsafe.Add(q.sq, uintptr(idx)<<(q.sqShift&31))
 		*(*uint64)(unsafe.Add(q.wrid, uintptr(idx)*8)) = wr.WRID
-		put64(c, 8, uint64(ctrlFlags[wr.Flags>>1&3]|q.signal)<<32|uint64(wr.ImmData&op.imm))
+		ring.Put64(c, 8, uint64(ctrlFlags[wr.Flags>>1&3]|q.signal)<<32|uint64(wr.ImmData&op.imm))
 		seg := unsafe.Add(c, segSize)
 		n = 1
 		bf = false
 		if op.kind == kindRDMA {
-			put64(seg, 0, wr.RemoteAddr)
-			put64(seg, 8, uint64(wr.RKey)<<32)
+			ring.Put64(seg, 0, wr.RemoteAddr)
+			ring.Put64(seg, 8, uint64(wr.RKey)<<32)
 			seg = unsafe.Add(seg, segSize)
 			n = 2
 			bf = wr.Opcode == verbs.OpRDMARead
 		}
 		if wr.Flags&verbs.SendInline == 0 {
-			put32(seg, 4, sge.LKey)
-			put64(seg, 8, sge.Addr)
+			ring.Put32(seg, 4, sge.LKey)
+			ring.Put64(seg, 8, sge.Addr)
 			if length == 0 {
 				length = noData
 			}
@@ -309,7 +292,7 @@ func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
 		if wr.Flags&verbs.SendFence != 0 {
 			size |= ctrlFence
 		}
-		put32(c, 4, size)
+		ring.Put32(c, 4, size)
 		owner := uint32(op.code)
 		if head&(q.sqMask+1) != 0 {
 			owner |= ctrlOwner
@@ -332,14 +315,14 @@ func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
 	}
 	sges := wr.SGList
 	if len(sges) > q.cap.MaxSendSGE {
-		return errSendSGE
+		return refusals.SendSGE
 	}
 	op := &sendOps[wr.Opcode&(maxOps-1)]
 	if op.kind == kindNone || wr.Opcode >= maxOps {
-		return errBadOpcode
+		return refusals.Opcode
 	}
 	inl := wr.Flags&verbs.SendInline != 0
-	total, err := q.check(wr)
+	total, err := refusals.Check(wr, q.cap.MaxInlineData)
 	if err != nil {
 		return err
 	}
@@ -352,8 +335,8 @@ func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
 	bf := false
 	switch op.kind {
 	case kindRDMA:
-		put64(seg, 0, wr.RemoteAddr)
-		put64(seg, 8, uint64(wr.RKey)<<32)
+		ring.Put64(seg, 0, wr.RemoteAddr)
+		ring.Put64(seg, 8, uint64(wr.RKey)<<32)
 		seg = unsafe.Add(seg, segSize)
 		n = 2
 		bf = wr.Opcode == verbs.OpRDMARead || len(sges) == 0
@@ -366,15 +349,15 @@ func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
 			sges, inl = nil, false
 		}
 	}
-	put64(c, 8, uint64(flags)<<32|uint64(imm))
+	ring.Put64(c, 8, uint64(flags)<<32|uint64(imm))
 	if inl && len(sges) > 0 {
 		n += putInline(seg, sges)
 		bf = total > 0
 	} else {
 		for i := len(sges) - 1; i >= 0; i-- {
 			d := unsafe.Add(seg, i*segSize)
-			put32(d, 4, sges[i].LKey)
-			put64(d, 8, sges[i].Addr)
+			ring.Put32(d, 4, sges[i].LKey)
+			ring.Put64(d, 8, sges[i].Addr)
 			length := sges[i].Length
 			if length == 0 {
 				length = noData
@@ -387,7 +370,7 @@ func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
 	if wr.Flags&verbs.SendFence != 0 {
 		size |= ctrlFence
 	}
-	put32(c, 4, size)
+	ring.Put32(c, 4, size)
 	owner := uint32(op.code)
 	if w.head&(q.sqMask+1) != 0 {
 		owner |= ctrlOwner
@@ -420,38 +403,6 @@ func bindRights(a verbs.AccessFlags) (r uint64) {
 	return r
 }
 
-// check refuses what a caller can get wrong, before a byte of the entry is written. It returns the bytes of all SGEs.
-func (q *QP) check(wr *verbs.SendWorkRequest) (total int, err error) {
-	for i := range wr.SGList {
-		total += int(wr.SGList[i].Length)
-	}
-	inl := wr.Flags&verbs.SendInline != 0
-	switch {
-	case total > math.MaxUint32:
-		return total, errTooLong
-	case inl && total > q.cap.MaxInlineData:
-		return total, errInline
-	}
-	switch wr.Opcode {
-	case verbs.OpRDMARead:
-		if inl {
-			return total, errReadInline
-		}
-	case verbs.OpCompareSwap, verbs.OpFetchAdd:
-		if inl {
-			return total, errReadInline
-		}
-		if wr.Atomic == nil {
-			return total, errAtomicNone
-		}
-	case verbs.OpBindMW:
-		if b := wr.Bind; b == nil || b.Window == nil || b.Region == nil || b.Length == 0 {
-			return total, errBind
-		}
-	}
-	return total, nil
-}
-
 // rare writes the 32 bytes after the control segment of an atomic operation or a change of a memory
 // key. It returns where the WQE goes on, and control flags.
 func rare(wr *verbs.SendWorkRequest, seg unsafe.Pointer) (unsafe.Pointer, uint32) {
@@ -459,29 +410,29 @@ func rare(wr *verbs.SendWorkRequest, seg unsafe.Pointer) (unsafe.Pointer, uint32
 	switch wr.Opcode {
 	case verbs.OpLocalInv:
 		flags = ctrlStrong
-		put64(seg, 0, 0)
-		put64(seg, 8, uint64(wr.ImmData)<<32)
-		put64(seg, 16, 0)
-		put64(seg, 24, 0)
+		ring.Put64(seg, 0, 0)
+		ring.Put64(seg, 8, uint64(wr.ImmData)<<32)
+		ring.Put64(seg, 16, 0)
+		ring.Put64(seg, 24, 0)
 	case verbs.OpBindMW:
 		b := wr.Bind
 		flags = ctrlStrong
-		put64(seg, 0, bindRights(b.Access)<<32|bindType2)
-		put64(seg, 8, uint64(b.RKey)<<32|uint64(b.Region.LKey()))
-		put64(seg, 16, b.Addr)
-		put64(seg, 24, b.Length)
+		ring.Put64(seg, 0, bindRights(b.Access)<<32|bindType2)
+		ring.Put64(seg, 8, uint64(b.RKey)<<32|uint64(b.Region.LKey()))
+		ring.Put64(seg, 16, b.Addr)
+		ring.Put64(seg, 24, b.Length)
 		if w, ok := b.Window.(provider.Window); ok {
 			w.Bound(b.RKey)
 		}
 	default:
-		put64(seg, 0, wr.RemoteAddr)
-		put64(seg, 8, uint64(wr.RKey)<<32)
+		ring.Put64(seg, 0, wr.RemoteAddr)
+		ring.Put64(seg, 8, uint64(wr.RKey)<<32)
 		if wr.Opcode == verbs.OpCompareSwap {
-			put64(seg, 16, wr.Atomic.Swap)
-			put64(seg, 24, wr.Atomic.CompareAdd)
+			ring.Put64(seg, 16, wr.Atomic.Swap)
+			ring.Put64(seg, 24, wr.Atomic.CompareAdd)
 		} else {
-			put64(seg, 16, wr.Atomic.CompareAdd)
-			put64(seg, 24, 0)
+			ring.Put64(seg, 16, wr.Atomic.CompareAdd)
+			ring.Put64(seg, 24, 0)
 		}
 	}
 	return unsafe.Add(seg, 2*segSize), flags
@@ -540,44 +491,5 @@ func putInline(seg unsafe.Pointer, sges []verbs.SGE) uint32 {
 	return uint32(bytes+segSize-1) / segSize
 }
 
-// invalidLKey ends the scatter list of a receive that has fewer entries than its slot (mlx4dv.h, MLX4_INVALID_LKEY).
-const invalidLKey = 0x100
-
 // PostRecv writes one receive entry per request and publishes them in the doorbell record.
-func (q *QP) PostRecv(wrs []verbs.RecvWorkRequest) (posted int, err error) {
-	head := q.rhead
-	free := uint32(q.cap.MaxRecvWR) - (head - q.receivedPub.Load())
-	for posted < len(wrs) {
-		wr := &wrs[posted]
-		if free == 0 {
-			err = verbs.ErrQueueFull
-			break
-		}
-		if len(wr.SGList) > q.cap.MaxRecvSGE {
-			err = errRecvSGE
-			break
-		}
-		idx := head & q.rqMask
-		seg := unsafe.Add(q.rq, uintptr(idx)<<q.rqShift)
-		for i := range wr.SGList {
-			s := &wr.SGList[i]
-			put64(seg, 0, uint64(s.Length)<<32|uint64(s.LKey))
-			put64(seg, 8, s.Addr)
-			seg = unsafe.Add(seg, segSize)
-		}
-		if len(wr.SGList) < q.cap.MaxRecvSGE {
-			put64(seg, 0, invalidLKey)
-			put64(seg, 8, 0)
-		}
-		*(*uint64)(unsafe.Add(q.rwrid, uintptr(idx)*8)) = wr.WRID
-		head++
-		free--
-		posted++
-	}
-	if posted > 0 {
-		q.rhead = head
-		udma.Published()
-		udma.StoreRecord(q.rec, bits.ReverseBytes32(head&0xffff))
-	}
-	return posted, err
-}
+func (q *QP) PostRecv(wrs []verbs.RecvWorkRequest) (posted int, err error) { return q.recvs.Post(wrs) }

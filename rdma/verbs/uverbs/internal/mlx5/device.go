@@ -1,18 +1,19 @@
 package mlx5
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"syscall"
 
-	"srp-initiator/rdma/hostmem"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/abi"
 	"srp-initiator/rdma/verbs/uverbs/internal/dbrec"
 	"srp-initiator/rdma/verbs/uverbs/internal/kernel"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 )
 
 const (
@@ -148,8 +149,8 @@ func (d *device) allocUAR(typ byte) (*uar, error) {
 	if err := d.k.Method(abi.ObjectMLX5UAR, abi.MethodMLX5UARAlloc, attrs); err != nil {
 		return nil, err
 	}
-	u := &uar{handle: attrs[0].Value, id: native32(id[:])}
-	mem, err := d.k.Mmap(int64(native64(offset[:])), int(native32(length[:])), protWrite)
+	u := &uar{handle: attrs[0].Value, id: binary.NativeEndian.Uint32(id[:])}
+	mem, err := d.k.Mmap(int64(binary.NativeEndian.Uint64(offset[:])), int(binary.NativeEndian.Uint32(length[:])), protWrite)
 	if err != nil {
 		d.destroyUAR(u)
 		return nil, err
@@ -221,7 +222,7 @@ func (d *device) register() (*Register, error) {
 }
 
 func (d *device) makeRegister(u *uar, off, half int) *Register {
-	r := newRegister(addr(u.mem[off:]), half, d.opt)
+	r := newRegister(ring.Addr(u.mem[off:]), half, d.opt)
 	r.uar = u.id
 	return r
 }
@@ -262,27 +263,24 @@ func (d *device) CreateCQ(a kernel.CQArgs) (_ provider.CQ, err error) {
 	c := &cq{d: d}
 	defer func() {
 		if err != nil {
-			c.release()
+			c.Release()
 		}
 	}()
 	size := d.opt.CQESize
-	if c.mem, err = hostmem.Alloc(n * size); err != nil {
+	if err = c.Alloc(n*size, &d.records); err != nil {
 		return nil, err
 	}
-	if c.record, err = d.records.Alloc(); err != nil {
-		return nil, err
-	}
-	c.init(addr(c.mem.Bytes()), addr(c.record), n, size, &d.qps, d.resp.CQEVersion == 0)
-	req := &abi.MLX5CreateCQ{BufAddr: c.mem.Addr(), DBAddr: addrOf(c.record), CQESize: uint32(size)}
+	c.init(ring.Addr(c.Pages.Bytes()), ring.Addr(c.Record), n, size, &d.qps, d.resp.CQEVersion == 0)
+	req := &abi.MLX5CreateCQ{BufAddr: c.Pages.Addr(), DBAddr: ring.AddrOf(c.Record), CQESize: uint32(size)}
 	page := d.cqPage
 	if d.dynamic {
 		req.Flags = abi.MLX5CQUARPageIndex
 		req.UARPageIndex = uint16(page.id)
 	}
-	c.armReg = addr(page.mem[armOffset:]) // of a closed device: the command fails before it is used
+	c.armReg = ring.Addr(page.mem[armOffset:]) // of a closed device: the command fails before it is used
 	resp := new(abi.MLX5CreateCQResp)
 	a.CQE = n - 1
-	if c.handle, _, err = d.k.CreateCQ(a, abi.Bytes(req), abi.Bytes(resp)); err != nil {
+	if c.ID, _, err = d.k.CreateCQ(a, abi.Bytes(req), abi.Bytes(resp)); err != nil {
 		return nil, err
 	}
 	c.cqn = resp.CQN
@@ -292,51 +290,29 @@ func (d *device) CreateCQ(a kernel.CQArgs) (_ provider.CQ, err error) {
 // cq is a completion queue with what it owns.
 type cq struct {
 	CQ
-	d      *device
-	mem    *hostmem.Region
-	record []byte
-	handle uint32
-}
-
-func (c *cq) Capacity() int  { return int(c.entries) - 1 }
-func (c *cq) Handle() uint32 { return c.handle }
-
-func (c *cq) release() {
-	c.d.records.Free(c.record)
-	if c.mem != nil {
-		c.mem.Free()
-	}
+	ring.Queue
+	d *device
 }
 
 // Destroy implements provider.CQ.
-func (c *cq) Destroy() (abi.DestroyCQResp, error) {
-	resp, err := c.d.k.DestroyCQ(c.handle)
-	if err == nil {
-		c.release()
-	}
-	return resp, err
-}
+func (c *cq) Destroy() (abi.DestroyCQResp, error) { return ring.DestroyCQ(c.d.k, &c.Queue) }
 
 // qp is a queue pair with what it owns.
 type qp struct {
 	QP
-	d      *device
-	mem    *hostmem.Region // rings and notes
-	record []byte
-	handle uint32
+	ring.Queue
+	d *device
 }
 
 // CreateQP implements provider.Device.
 func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
-	l, err := SizeQP(verbs.QPCap{MaxSendWR: int(a.Cap.MaxSendWR), MaxRecvWR: int(a.Cap.MaxRecvWR), MaxSendSGE: int(a.Cap.MaxSendSGE),
-		MaxRecvSGE: int(a.Cap.MaxRecvSGE), MaxInlineData: int(a.Cap.MaxInlineData)}, d.lim)
+	l, err := SizeQP(a.Wanted(), d.lim)
 	if err != nil {
 		return nil, err
 	}
-	send, ok1 := a.SendCQ.(*cq)
-	recv, ok2 := a.RecvCQ.(*cq)
-	if !ok1 || !ok2 {
-		return nil, fmt.Errorf("mlx5: completion queues of another device: %w", syscall.EINVAL)
+	send, recv, err := provider.OwnCQs[*cq](&a, string(family))
+	if err != nil {
+		return nil, err
 	}
 	q := &qp{d: d}
 	q.send, q.recv = &send.CQ, &recv.CQ
@@ -350,17 +326,14 @@ func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
 				d.qps.Set(q.rsn, nil)
 			}
 			d.giveBack(q.reg)
-			q.release()
+			q.Release()
 		}
 	}()
-	notes := align(l.Bytes, pageSize) // behind the rings, on pages that the adapter does not see
-	if q.mem, err = hostmem.Alloc(max(notes+notesBytes(&l), 1)); err != nil {
+	notes := ring.Align(l.Bytes, pageSize) // behind the rings, on pages that the adapter does not see
+	if err = q.Alloc(max(notes+notesBytes(&l), 1), &d.records); err != nil {
 		return nil, err
 	}
-	if q.record, err = d.records.Alloc(); err != nil {
-		return nil, err
-	}
-	req := &abi.MLX5CreateQP{BufAddr: q.mem.Addr(), DBAddr: addrOf(q.record), SQWQECount: uint32(l.SendBlocks),
+	req := &abi.MLX5CreateQP{BufAddr: q.Pages.Addr(), DBAddr: ring.AddrOf(q.Record), SQWQECount: uint32(l.SendBlocks),
 		RQWQECount: uint32(l.RecvCount), RQWQEShift: uint32(l.RecvShift), UIDX: abi.MLX5NoUIDX}
 	if !d.opt.NoScatterCQE {
 		req.Flags |= abi.MLX5QPScatterCQE
@@ -389,24 +362,20 @@ func (d *device) CreateQP(a provider.QPArgs) (_ provider.QP, err error) {
 	if err != nil {
 		return nil, err
 	}
-	q.qpn, q.handle = r.QPN, r.Handle
+	q.qpn, q.ID = r.QPN, r.Handle
 	if !d.dynamic {
 		if q.reg, err = d.staticRegister(resp.BfregIndex); err != nil {
 			d.k.DestroyQP(r.Handle)
 			return nil, err
 		}
 	}
-	q.init(l, addr(q.mem.Bytes()), at(q.mem.Bytes(), notes), addr(q.record), q.reg, a.SignalAll)
+	q.init(l, ring.Addr(q.Pages.Bytes()), ring.At(q.Pages.Bytes(), notes), ring.Addr(q.Record), q.reg, a.SignalAll)
 	if byQPN {
 		q.rsn = q.qpn
 		d.qps.Set(q.rsn, &q.QP)
 	}
 	return q, nil
 }
-
-func (q *qp) Handle() uint32   { return q.handle }
-func (q *qp) QPN() uint32      { return q.qpn }
-func (q *qp) Cap() verbs.QPCap { return q.cap }
 
 // Modify implements provider.QP.
 func (q *qp) Modify(req *abi.ModifyQP, from, to verbs.QPState) error {
@@ -426,20 +395,13 @@ func (q *qp) Destroy() (uint32, error) {
 	d := q.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n, err := d.k.DestroyQP(q.handle)
+	n, err := d.k.DestroyQP(q.ID)
 	if err != nil {
 		return n, err
 	}
 	d.qps.Set(q.rsn, nil)
 	q.purge()
 	d.giveBack(q.reg)
-	q.release()
+	q.Release()
 	return n, nil
-}
-
-func (q *qp) release() {
-	q.d.records.Free(q.record)
-	if q.mem != nil {
-		q.mem.Free()
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"srp-initiator/rdma/verbs/uverbs/internal/golden"
 	"srp-initiator/rdma/verbs/uverbs/internal/kernel"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 )
 
 // madeUp is a kernel for one device: what it says of the context and of registers, and what it was asked for.
@@ -124,7 +125,7 @@ func TestStaticRegisters(t *testing.T) {
 				units = 0
 			}
 			r := p.reg
-			if uintptr(r.base) != uintptr(addr(d.pages[index/4].mem))+0x800+uintptr(index%4)*512 || r.half != half || r.copyMax != units || r.copyInlineMax != units || !r.shared {
+			if uintptr(r.base) != uintptr(ring.Addr(d.pages[index/4].mem))+0x800+uintptr(index%4)*512 || r.half != half || r.copyMax != units || r.copyInlineMax != units || !r.shared {
 				t.Errorf("%+v: register %d is %+v", c, index, r)
 			}
 			if k.asked.Flags&0x400 != 0 || k.asked.Flags&2 == 0 {
@@ -162,7 +163,7 @@ func TestDynamicRegisters(t *testing.T) {
 		page, second := min(i/2, 31), i%2
 		r := q.reg
 		if r.uar != uint32(101+page) || k.asked.BfregIndex != r.uar || k.asked.Flags&0x400 == 0 || r.shared != (i >= 62) ||
-			uintptr(r.base) != uintptr(addr(d.pages[1+page].mem))+0x800+uintptr(second)*512 || r.half != 256 || r.copyMax != 16 {
+			uintptr(r.base) != uintptr(ring.Addr(d.pages[1+page].mem))+0x800+uintptr(second)*512 || r.half != 256 || r.copyMax != 16 {
 			t.Errorf("queue pair %d, uar %d: %+v", i, k.asked.BfregIndex, r)
 		}
 		if k.asked.UIDX != uint32(i) || q.rsn != uint32(i) || d.qps.Get(uint32(i)) != &q.QP {
@@ -190,7 +191,7 @@ func TestDynamicRegisters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r := q.reg; uintptr(r.base) != uintptr(addr(d.pages[0].mem))+0x800 || r.half != 0 || r.shared || r.uar != 100 || k.uars != 1 {
+		if r := q.reg; uintptr(r.base) != uintptr(ring.Addr(d.pages[0].mem))+0x800 || r.half != 0 || r.shared || r.uar != 100 || k.uars != 1 {
 			t.Errorf("without BlueFlame: %+v", r)
 		}
 	}
@@ -206,8 +207,8 @@ func TestVersionZero(t *testing.T) {
 	if got := fmt.Sprintf("%#x %#x %v", k.asked.UIDX, q.rsn, d.qps.Get(k.qpn) == &q.QP); got != "0xffffff 0x1a3 true" {
 		t.Error(got)
 	}
-	if addrOf(q.record)%8 != 0 || len(q.record) < 8 {
-		t.Errorf("record of %d bytes at %#x", len(q.record), addrOf(q.record))
+	if ring.AddrOf(q.Record)%8 != 0 || len(q.Record) < 8 {
+		t.Errorf("record of %d bytes at %#x", len(q.Record), ring.AddrOf(q.Record))
 	}
 	if _, err := q.Destroy(); err != nil || d.qps.Get(k.qpn) != nil {
 		t.Error(err)

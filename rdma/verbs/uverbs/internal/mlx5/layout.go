@@ -1,11 +1,10 @@
 package mlx5
 
 import (
-	"fmt"
 	"math/bits"
 
-	"golang.org/x/sys/unix"
 	"srp-initiator/rdma/verbs"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 )
 
 const (
@@ -39,62 +38,50 @@ type Layout struct {
 	Cap        verbs.QPCap
 }
 
-func pow2(n int) int {
-	if n < 1 {
-		return 1
-	}
-	return 1 << bits.Len(uint(n-1))
-}
-
-func align(n, to int) int { return (n + to - 1) &^ (to - 1) }
-
-func badCap(what string, got, max int) error {
-	return fmt.Errorf("mlx5: %s %d exceeds the device's %d: %w", what, got, max, unix.EINVAL)
-}
-
 // SizeQP computes the buffer for the capabilities asked for, and what is granted,
 // as mlx5_calc_wq_size of libmlx5 does. EINVAL when the device cannot hold it.
 func SizeQP(want verbs.QPCap, lim Limits) (Layout, error) {
 	l := Layout{Cap: want}
+	if err := family.Negative(want); err != nil {
+		return l, err
+	}
 	switch {
-	case want.MaxSendWR < 0 || want.MaxRecvWR < 0 || want.MaxSendSGE < 0 || want.MaxRecvSGE < 0 || want.MaxInlineData < 0:
-		return l, fmt.Errorf("mlx5: negative queue pair capability: %w", unix.EINVAL)
 	case want.MaxInlineData > lim.MaxSendDesc:
-		return l, badCap("inline data", want.MaxInlineData, lim.MaxSendDesc)
+		return l, family.Exceeds("inline data", want.MaxInlineData, lim.MaxSendDesc)
 	}
 	if want.MaxSendWR > 0 {
 		if m := (lim.MaxSendDesc - sendOverhead) / segSize; want.MaxSendSGE > m {
-			return l, badCap("send scatter/gather entries", want.MaxSendSGE, m)
+			return l, family.Exceeds("send scatter/gather entries", want.MaxSendSGE, m)
 		}
 		wqe := sendOverhead + segSize*want.MaxSendSGE
 		if want.MaxInlineData > 0 {
-			wqe = max(wqe, sendOverhead+align(inlineHeader+want.MaxInlineData, segSize))
+			wqe = max(wqe, sendOverhead+ring.Align(inlineHeader+want.MaxInlineData, segSize))
 		}
 		if wqe > lim.MaxSendDesc {
-			return l, badCap("send work request size", wqe, lim.MaxSendDesc)
+			return l, family.Exceeds("send work request size", wqe, lim.MaxSendDesc)
 		}
-		wqe = align(wqe, blockSize)
+		wqe = ring.Align(wqe, blockSize)
 		if want.MaxSendWR > lim.MaxSendBlocks {
-			return l, badCap("send work requests", want.MaxSendWR, lim.MaxSendBlocks)
+			return l, family.Exceeds("send work requests", want.MaxSendWR, lim.MaxSendBlocks)
 		}
-		size := pow2(want.MaxSendWR * wqe)
+		size := ring.Pow2(want.MaxSendWR * wqe)
 		l.SendBlocks = size / blockSize
 		if l.SendBlocks > lim.MaxSendBlocks {
-			return l, badCap("send queue blocks", l.SendBlocks, lim.MaxSendBlocks)
+			return l, family.Exceeds("send queue blocks", l.SendBlocks, lim.MaxSendBlocks)
 		}
 		l.Cap.MaxSendWR = size / wqe
 		l.Cap.MaxInlineData = max(0, wqe-sendOverhead-inlineHeader)
 	}
 	if want.MaxRecvWR > 0 {
 		if want.MaxRecvWR > lim.MaxRecvWR {
-			return l, badCap("receive work requests", want.MaxRecvWR, lim.MaxRecvWR)
+			return l, family.Exceeds("receive work requests", want.MaxRecvWR, lim.MaxRecvWR)
 		}
 		stride := segSize * max(1, want.MaxRecvSGE)
 		if stride > lim.MaxRecvDesc {
-			return l, badCap("receive scatter/gather entries", want.MaxRecvSGE, lim.MaxRecvDesc/segSize)
+			return l, family.Exceeds("receive scatter/gather entries", want.MaxRecvSGE, lim.MaxRecvDesc/segSize)
 		}
-		stride = pow2(stride)
-		size := max(pow2(want.MaxRecvWR)*stride, blockSize)
+		stride = ring.Pow2(stride)
+		size := max(ring.Pow2(want.MaxRecvWR)*stride, blockSize)
 		l.RecvCount = size / stride
 		l.RecvShift = bits.TrailingZeros(uint(stride))
 		l.Cap.MaxRecvWR = l.RecvCount
@@ -108,9 +95,4 @@ func SizeQP(want verbs.QPCap, lim Limits) (Layout, error) {
 }
 
 // CQEntries is the number of entries of a completion queue that is to hold capacity.
-func CQEntries(capacity int) (int, error) {
-	if capacity < 1 || capacity >= maxCQEntries {
-		return 0, badCap("completion queue entries", capacity, maxCQEntries-1)
-	}
-	return pow2(capacity + 1), nil
-}
+func CQEntries(capacity int) (int, error) { return family.CQEntries(capacity, maxCQEntries) }

@@ -8,12 +8,11 @@ package mlx5
 //	CQ.Poll   takes the WRID back by that block and retires every request up to it.
 //
 // The ring, the records and the notes are mapped memory outside Go's heap. PostSend's
-// goroutine owns pi, head and the notes it writes; the poller of the send queue's CQ owns sent; the poller of the
-// receive queue's CQ owns received. sentPub and receivedPub carry the two back to the posting side.
+// goroutine owns pi, head and the notes it writes; the poller of the send queue's CQ owns sent, which sentPub carries back to the
+// posting side. Receives are package ring's.
 
 import (
 	"fmt"
-	"math"
 	"math/bits"
 	"sync"
 	"sync/atomic"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/provider"
+	"srp-initiator/rdma/verbs/uverbs/internal/ring"
 	"srp-initiator/rdma/verbs/uverbs/internal/udma"
 )
 
@@ -77,17 +77,12 @@ const (
 var ctrlFlags = [...]uint8{0, ctrlFence, ctrlCQUpdate, ctrlCQUpdate | ctrlFence,
 	ctrlSolicited, ctrlSolicited | ctrlFence, ctrlSolicited | ctrlCQUpdate, ctrlSolicited | ctrlCQUpdate | ctrlFence}
 
+const family = ring.Family("mlx5")
+
 var (
-	errSendState  = fmt.Errorf("mlx5: send posted to a queue pair that is not in RTS: %w", unix.ENOMEM)
-	errRecvState  = fmt.Errorf("mlx5: receive posted to a queue pair in RESET: %w", unix.EINVAL)
-	errSendSGE    = fmt.Errorf("mlx5: more scatter/gather entries than the send queue allows: %w", unix.ENOMEM)
-	errRecvSGE    = fmt.Errorf("mlx5: more scatter/gather entries than the receive queue allows: %w", unix.EINVAL)
-	errInline     = fmt.Errorf("mlx5: more inline data than the send queue allows: %w", unix.ENOMEM)
-	errBadOpcode  = fmt.Errorf("mlx5: operation not known to this queue pair: %w", unix.EINVAL)
-	errAtomicNone = fmt.Errorf("mlx5: atomic operation without operands: %w", unix.EINVAL)
-	errBind       = fmt.Errorf("mlx5: a bind needs a window, a region and 1 to 2^31 bytes: %w", unix.EINVAL)
-	errReadInline = fmt.Errorf("mlx5: an RDMA READ or atomic operation cannot be inline: %w", unix.EINVAL)
-	errTooLong    = fmt.Errorf("mlx5: scatter/gather entries of 4 GiB and more do not make one message: %w", unix.EINVAL)
+	refusals     = family.Refusals(1<<31, "1 to 2^31 bytes", unix.EINVAL)
+	errSendState = fmt.Errorf("mlx5: send posted to a queue pair that is not in RTS: %w", unix.ENOMEM)
+	errRecvState = fmt.Errorf("mlx5: receive posted to a queue pair in RESET: %w", unix.EINVAL)
 )
 
 // Register is a doorbell register of a UAR page. It has two halves that are
@@ -149,18 +144,13 @@ type QP struct {
 	nextFence uint8  // flags that the next request must carry
 	sentPub   atomic.Uint32
 
-	// Receive side, PostRecv's.
-	rq          unsafe.Pointer
-	rwrid       unsafe.Pointer
-	rqShift     uint32
-	rqMask      uint32
-	rhead       uint32
-	receivedPub atomic.Uint32
+	recvs ring.Receives
 
-	// The pollers'.
-	sent     uint32
-	received uint32
+	sent uint32 // the poller's
 }
+
+func (q *QP) QPN() uint32      { return q.qpn }
+func (q *QP) Cap() verbs.QPCap { return q.cap }
 
 // notesBytes is the mapped memory that a queue pair's WRIDs and counts need.
 func notesBytes(l *Layout) int { return l.SendBlocks*int(slotSize) + l.RecvCount*8 }
@@ -168,16 +158,14 @@ func notesBytes(l *Layout) int { return l.SendBlocks*int(slotSize) + l.RecvCount
 // init points the queue pair at its memory: buf holds the rings as l says, notes is notesBytes long, rec the doorbell record.
 func (q *QP) init(l Layout, buf, notes, rec unsafe.Pointer, reg *Register, signalAll bool) {
 	q.lay, q.cap = l, l.Cap
-	q.rq = buf
-	q.rqShift = uint32(l.RecvShift)
-	q.rqMask = uint32(l.RecvCount) - 1
 	q.sq = unsafe.Add(buf, l.SendOffset)
 	q.sqEnd = unsafe.Add(buf, l.Bytes)
 	q.sqMask = uint32(l.SendBlocks) - 1
 	q.inline = uint32(l.Cap.MaxInlineData)
 	q.slots = notes
-	q.rwrid = unsafe.Add(notes, l.SendBlocks*int(slotSize))
 	q.rec = rec
+	q.recvs.Init(buf, unsafe.Add(notes, l.SendBlocks*int(slotSize)), rec,
+		ring.ReceiveShape{Count: l.RecvCount, Shift: l.RecvShift, Cap: l.Cap, TooMany: refusals.RecvSGE, LeaveOut: true})
 	q.reg = reg
 	if signalAll {
 		q.signal = ctrlCQUpdate
@@ -187,10 +175,9 @@ func (q *QP) init(l Layout, buf, notes, rec unsafe.Pointer, reg *Register, signa
 // reset puts the software side in the state of a new queue pair. Neither side
 // is posting, and the completion queues hold nothing of it.
 func (q *QP) reset() {
-	q.pi, q.head, q.nextFence, q.rhead = 0, 0, 0, 0
-	q.sent, q.received = 0, 0
+	q.pi, q.head, q.nextFence, q.sent = 0, 0, 0, 0
 	q.sentPub.Store(0)
-	q.receivedPub.Store(0)
+	q.recvs.Reset()
 	if q.rec != nil {
 		*(*uint64)(q.rec) = 0
 	}
@@ -281,8 +268,8 @@ func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
 			n = 2
 		}
 		if wr.Flags&verbs.SendInline == 0 {
-			put64(seg, 0, uint64(length)<<32|uint64(sge.LKey)) // a control and an address segment do not reach the ring's end
-			put64(seg, 8, sge.Addr)
+			ring.Put64(seg, 0, uint64(length)<<32|uint64(sge.LKey)) // a control and an address segment do not reach the ring's end
+			ring.Put64(seg, 8, sge.Addr)
 			n++
 		} else {
 			if wr.Opcode == verbs.OpRDMARead || length > q.inline || uintptr(q.sqEnd)-uintptr(seg) < uintptr(length)+inlineHeader {
@@ -294,12 +281,12 @@ func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
 			n += (inlineHeader + length + segSize - 1) / segSize
 		}
 		if op.kind == kindRDMA {
-			put64(wqe, segSize, wr.RemoteAddr)
-			put64(wqe, segSize+8, uint64(wr.RKey)<<32)
+			ring.Put64(wqe, segSize, wr.RemoteAddr)
+			ring.Put64(wqe, segSize+8, uint64(wr.RKey)<<32)
 		}
 		c, ds = wqe, n
-		put64(c, 8, uint64(ctrlFlags[wr.Flags&7]|q.signal)<<32|uint64(wr.ImmData&op.imm))
-		put64(c, 0, uint64(pi&0xffff)<<40|uint64(op.code)<<32|uint64(q.qpn)<<8|uint64(ds))
+		ring.Put64(c, 8, uint64(ctrlFlags[wr.Flags&7]|q.signal)<<32|uint64(wr.ImmData&op.imm))
+		ring.Put64(c, 0, uint64(pi&0xffff)<<40|uint64(op.code)<<32|uint64(q.qpn)<<8|uint64(ds))
 		head++
 		s := (*slot)(unsafe.Add(q.slots, uintptr(idx)*slotSize))
 		s.wrid, s.head, s.op = wr.WRID, head, 0
@@ -314,12 +301,15 @@ func (q *QP) plain(w *chain, wrs []verbs.SendWorkRequest) int {
 func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
 	op := &sendOps[wr.Opcode&(maxOps-1)]
 	if op.kind == kindNone || wr.Opcode >= maxOps {
-		return errBadOpcode
+		return refusals.Opcode
 	}
 	if w.free == 0 {
 		return verbs.ErrQueueFull
 	}
-	total, err := q.check(wr)
+	if len(wr.SGList) > q.cap.MaxSendSGE {
+		return refusals.SendSGE
+	}
+	total, err := refusals.Check(wr, q.cap.MaxInlineData)
 	if err != nil {
 		return err
 	}
@@ -339,8 +329,8 @@ func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
 	wcop := uint32(0)
 	switch op.kind {
 	case kindRDMA:
-		put64(seg, 0, wr.RemoteAddr)
-		put64(seg, 8, uint64(wr.RKey)<<32)
+		ring.Put64(seg, 0, wr.RemoteAddr)
+		ring.Put64(seg, 8, uint64(wr.RKey)<<32)
 		seg = unsafe.Add(seg, segSize)
 		ds = 2
 	case kindRare:
@@ -356,8 +346,8 @@ func (q *QP) build(w *chain, wr *verbs.SendWorkRequest) error {
 	} else {
 		ds += putSGEs(sq, end, seg, sges)
 	}
-	put64(c, 8, uint64(flags)<<32|uint64(imm))
-	put64(c, 0, uint64(w.pi&0xffff)<<40|uint64(op.code)<<32|uint64(q.qpn)<<8|uint64(ds))
+	ring.Put64(c, 8, uint64(flags)<<32|uint64(imm))
+	ring.Put64(c, 0, uint64(w.pi&0xffff)<<40|uint64(op.code)<<32|uint64(q.qpn)<<8|uint64(ds))
 	w.head++
 	s := (*slot)(unsafe.Add(q.slots, uintptr(idx)*slotSize))
 	s.wrid, s.head, s.op = wr.WRID, w.head, wcop
@@ -386,21 +376,21 @@ const (
 // freeKey writes the UMR control segment and the memory key context that put a
 // key in the free state: LOCAL_INV. It returns where the WQE goes on.
 func (q *QP) freeKey(seg unsafe.Pointer) unsafe.Pointer {
-	put64(seg, 0, (umrInline|umrOffset|umrCheckQPN)<<56)
-	put64(seg, 8, maskKey)
+	ring.Put64(seg, 0, (umrInline|umrOffset|umrCheckQPN)<<56)
+	ring.Put64(seg, 8, maskKey)
 	clear48(seg)
 	seg = q.wrap(unsafe.Add(seg, 48))
-	put64(seg, 0, keyFree<<56|0xffffff00)
+	ring.Put64(seg, 0, keyFree<<56|0xffffff00)
 	for i := 8; i < 64; i += 8 {
-		put64(seg, i, 0)
+		ring.Put64(seg, i, 0)
 	}
 	return q.wrap(unsafe.Add(seg, 64))
 }
 
 // bind writes the UMR segments that open a type 2 window. It returns where the WQE goes on.
 func (q *QP) bind(seg unsafe.Pointer, b *verbs.BindMW) unsafe.Pointer {
-	put64(seg, 0, (umrInline|umrOffset|umrCheckFree)<<56|klmOctowords<<16)
-	put64(seg, 8, maskKey|maskWindow)
+	ring.Put64(seg, 0, (umrInline|umrOffset|umrCheckFree)<<56|klmOctowords<<16)
+	ring.Put64(seg, 8, maskKey|maskWindow)
 	clear48(seg)
 	seg = q.wrap(unsafe.Add(seg, 48))
 	rights := uint64(0) // local read is the kernel's
@@ -416,25 +406,25 @@ func (q *QP) bind(seg unsafe.Pointer, b *verbs.BindMW) unsafe.Pointer {
 	if b.Access&verbs.AccessRemoteAtomic != 0 {
 		rights |= keyAtomic
 	}
-	put64(seg, 0, rights<<40|uint64(q.qpn)<<8|uint64(b.RKey&0xff))
-	put64(seg, 8, 0)
-	put64(seg, 16, b.Addr)
-	put64(seg, 24, b.Length)
+	ring.Put64(seg, 0, rights<<40|uint64(q.qpn)<<8|uint64(b.RKey&0xff))
+	ring.Put64(seg, 8, 0)
+	ring.Put64(seg, 16, b.Addr)
+	ring.Put64(seg, 24, b.Length)
 	for i := 32; i < 64; i += 8 {
-		put64(seg, i, 0)
+		ring.Put64(seg, i, 0)
 	}
 	seg = q.wrap(unsafe.Add(seg, 64))
-	put64(seg, 0, b.Length<<32|uint64(b.Region.LKey()))
-	put64(seg, 8, b.Addr)
+	ring.Put64(seg, 0, b.Length<<32|uint64(b.Region.LKey()))
+	ring.Put64(seg, 8, b.Addr)
 	for i := 16; i < 64; i += 8 {
-		put64(seg, i, 0)
+		ring.Put64(seg, i, 0)
 	}
 	return q.wrap(unsafe.Add(seg, 64))
 }
 
 func clear48(seg unsafe.Pointer) {
 	for i := 16; i < 48; i += 8 {
-		put64(seg, i, 0)
+		ring.Put64(seg, i, 0)
 	}
 }
 
@@ -443,41 +433,6 @@ func (q *QP) wrap(seg unsafe.Pointer) unsafe.Pointer {
 		return q.sq
 	}
 	return seg
-}
-
-// check refuses what a caller can get wrong, before a byte of the entry is written. It returns the bytes of all SGEs.
-func (q *QP) check(wr *verbs.SendWorkRequest) (total int, err error) {
-	if len(wr.SGList) > q.cap.MaxSendSGE {
-		return total, errSendSGE
-	}
-	for i := range wr.SGList {
-		total += int(wr.SGList[i].Length)
-	}
-	inl := wr.Flags&verbs.SendInline != 0
-	switch {
-	case total > math.MaxUint32:
-		return total, errTooLong
-	case inl && total > q.cap.MaxInlineData:
-		return total, errInline
-	}
-	switch wr.Opcode {
-	case verbs.OpRDMARead:
-		if inl {
-			return total, errReadInline
-		}
-	case verbs.OpCompareSwap, verbs.OpFetchAdd:
-		if inl {
-			return total, errReadInline
-		}
-		if wr.Atomic == nil {
-			return total, errAtomicNone
-		}
-	case verbs.OpBindMW:
-		if b := wr.Bind; b == nil || b.Window == nil || b.Region == nil || b.Length == 0 || b.Length > 1<<31 {
-			return total, errBind
-		}
-	}
-	return total, nil
 }
 
 // rare writes the segments of an atomic operation or a change of a memory key. It returns where the WQE goes on, its
@@ -494,14 +449,14 @@ func (q *QP) rare(wr *verbs.SendWorkRequest, seg unsafe.Pointer, imm uint32) (un
 		}
 		return seg, 12, imm, uint32(verbs.WCBindMW)
 	}
-	put64(seg, 0, wr.RemoteAddr)
-	put64(seg, 8, uint64(wr.RKey)<<32)
+	ring.Put64(seg, 0, wr.RemoteAddr)
+	ring.Put64(seg, 8, uint64(wr.RKey)<<32)
 	if wr.Opcode == verbs.OpCompareSwap {
-		put64(seg, 16, wr.Atomic.Swap)
-		put64(seg, 24, wr.Atomic.CompareAdd)
+		ring.Put64(seg, 16, wr.Atomic.Swap)
+		ring.Put64(seg, 24, wr.Atomic.CompareAdd)
 	} else {
-		put64(seg, 16, wr.Atomic.CompareAdd)
-		put64(seg, 24, 0)
+		ring.Put64(seg, 16, wr.Atomic.CompareAdd)
+		ring.Put64(seg, 24, 0)
 	}
 	seg = unsafe.Add(seg, 2*segSize)
 	ds := uint32(3)
@@ -510,8 +465,8 @@ func (q *QP) rare(wr *verbs.SendWorkRequest, seg unsafe.Pointer, imm uint32) (un
 			continue
 		}
 		seg = q.wrap(seg)
-		put64(seg, 0, 8<<32|uint64(wr.SGList[i].LKey)) // the operand's size, whatever the entry says
-		put64(seg, 8, wr.SGList[i].Addr)
+		ring.Put64(seg, 0, 8<<32|uint64(wr.SGList[i].LKey)) // the operand's size, whatever the entry says
+		ring.Put64(seg, 8, wr.SGList[i].Addr)
 		seg = unsafe.Add(seg, segSize)
 		ds++
 	}
@@ -529,8 +484,8 @@ func putSGEs(sq, end, seg unsafe.Pointer, sges []verbs.SGE) (n uint32) {
 		if seg == end {
 			seg = sq
 		}
-		put64(seg, 0, uint64(sge.Length)<<32|uint64(sge.LKey))
-		put64(seg, 8, sge.Addr)
+		ring.Put64(seg, 0, uint64(sge.Length)<<32|uint64(sge.LKey))
+		ring.Put64(seg, 8, sge.Addr)
 		seg = unsafe.Add(seg, segSize)
 		n++
 	}
@@ -572,14 +527,6 @@ func putInline(sq, end, seg unsafe.Pointer, sges []verbs.SGE, total int) uint32 
 	return units
 }
 
-// put64 stores a big-endian word.
-func put64(p unsafe.Pointer, off int, v uint64) {
-	*(*uint64)(unsafe.Add(p, off)) = bits.ReverseBytes64(v)
-}
-
-// invalidLKey ends the scatter list of a receive that has fewer entries than its slot (mlx5dv.h, MLX5_INVALID_LKEY).
-const invalidLKey = 0x100
-
 // moved follows a change of the queue pair's state that the kernel has made.
 func (q *QP) moved(to verbs.QPState) {
 	if to == verbs.QPReset {
@@ -591,56 +538,16 @@ func (q *QP) moved(to verbs.QPState) {
 
 // purge takes the queue pair's entries out of its completion queues.
 func (q *QP) purge() {
-	q.recv.purge(q.rsn)
+	q.recv.Purge(q.rsn)
 	if q.send != q.recv {
-		q.send.purge(q.rsn)
+		q.send.Purge(q.rsn)
 	}
 }
 
-// PostRecv writes one receive entry per request and publishes them in the doorbell record; the adapter
-// reads it when a message arrives.
+// PostRecv writes one receive entry per request and publishes them in the doorbell record.
 func (q *QP) PostRecv(wrs []verbs.RecvWorkRequest) (posted int, err error) {
 	if verbs.QPState(q.state.Load()) == verbs.QPReset {
 		return 0, errRecvState
 	}
-	head := q.rhead
-	free := uint32(q.cap.MaxRecvWR) - (head - q.receivedPub.Load())
-	for posted < len(wrs) {
-		wr := &wrs[posted]
-		if free == 0 {
-			err = verbs.ErrQueueFull
-			break
-		}
-		if len(wr.SGList) > q.cap.MaxRecvSGE {
-			err = errRecvSGE
-			break
-		}
-		idx := head & q.rqMask
-		seg := unsafe.Add(q.rq, uintptr(idx)<<q.rqShift)
-		n := 0
-		for i := range wr.SGList {
-			sge := &wr.SGList[i]
-			if sge.Length == 0 {
-				continue
-			}
-			put64(seg, 0, uint64(sge.Length)<<32|uint64(sge.LKey))
-			put64(seg, 8, sge.Addr)
-			seg = unsafe.Add(seg, segSize)
-			n++
-		}
-		if n < q.cap.MaxRecvSGE {
-			put64(seg, 0, invalidLKey)
-			put64(seg, 8, 0)
-		}
-		*(*uint64)(unsafe.Add(q.rwrid, uintptr(idx)*8)) = wr.WRID
-		head++
-		free--
-		posted++
-	}
-	if posted > 0 {
-		q.rhead = head
-		udma.Published()
-		udma.StoreRecord(q.rec, bits.ReverseBytes32(head&0xffff))
-	}
-	return posted, err
+	return q.recvs.Post(wrs)
 }

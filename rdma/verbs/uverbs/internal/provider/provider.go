@@ -9,6 +9,9 @@
 package provider
 
 import (
+	"fmt"
+	"syscall"
+
 	"srp-initiator/rdma/verbs"
 	"srp-initiator/rdma/verbs/uverbs/internal/abi"
 	"srp-initiator/rdma/verbs/uverbs/internal/kernel"
@@ -70,6 +73,22 @@ type QPArgs struct {
 	kernel.QPArgs // UserHandle, PD, CQ handles, Cap, SignalAll
 	SendCQ        CQ
 	RecvCQ        CQ
+}
+
+// Wanted is Cap as package verbs has it.
+func (a *QPArgs) Wanted() verbs.QPCap {
+	return verbs.QPCap{MaxSendWR: int(a.Cap.MaxSendWR), MaxRecvWR: int(a.Cap.MaxRecvWR), MaxSendSGE: int(a.Cap.MaxSendSGE),
+		MaxRecvSGE: int(a.Cap.MaxRecvSGE), MaxInlineData: int(a.Cap.MaxInlineData)}
+}
+
+// OwnCQs are the completion queues as the family's own type.
+func OwnCQs[T CQ](a *QPArgs, family string) (send, recv T, err error) {
+	send, ok := a.SendCQ.(T)
+	recv, ok2 := a.RecvCQ.(T)
+	if !ok || !ok2 {
+		err = fmt.Errorf("%s: completion queues of another device: %w", family, syscall.EINVAL)
+	}
+	return send, recv, err
 }
 
 // QP is a queue pair. The rules of verbs.QueuePair hold. The binding has checked

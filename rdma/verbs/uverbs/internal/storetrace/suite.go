@@ -36,7 +36,7 @@ func traceCases(t *testing.T, device string) map[string]*golden.Case {
 }
 
 // Test steps through the driver's machine code in every recorded call and compares stores and fences, in order, with
-// the library's. It is called by the driver's TestStoreOrder, whose rigs have Regions.
+// the library's. It is called by the driver's TestStoreOrder.
 func Test(t *testing.T, d golden.Driver) {
 	if IsChild() {
 		traced(t, d)
@@ -83,6 +83,27 @@ func Test(t *testing.T, d golden.Driver) {
 	}
 }
 
+// regions names the memory of a rig as the recordings do.
+func regions(c *golden.Case, r golden.Rig) (list []Region) {
+	add := func(name string, i int, part string, b []byte) {
+		if len(b) > 0 {
+			list = append(list, regionOf(fmt.Sprintf("%s%d%s", name, i, part), b))
+		}
+	}
+	for i := range c.Setup.QP {
+		add("qp", i, ".sq", r.SQ(i))
+		add("qp", i, ".rq", r.RQ(i))
+		add("qp", i, ".dbr", r.QPRecord(i))
+	}
+	for i := range c.Setup.CQ {
+		add("cq", i, ".dbr", r.CQRecord(i))
+	}
+	for i := range c.Setup.UARPages {
+		add("uar", i, "", r.UAR(i))
+	}
+	return list
+}
+
 // traced is the child's side.
 func traced(t *testing.T, d golden.Driver) {
 	child, err := NewChild()
@@ -95,10 +116,11 @@ func traced(t *testing.T, d golden.Driver) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		list := regions(c, r)
 		p := golden.Player{Case: c, Rig: r, Around: func(s *golden.Step, call func()) {
 			for i := range c.Steps {
 				if s == &c.Steps[i] {
-					child.Run(fmt.Sprintf("%s|%d", name, i), r.(interface{ Regions() []Region }).Regions(), call)
+					child.Run(fmt.Sprintf("%s|%d", name, i), list, call)
 				}
 			}
 		}}

@@ -346,3 +346,8 @@ func reg(x x86asm.Reg, r *unix.PtraceRegs) uint64 {
 	}
 	return 0
 }
+
+// regionOf names mapped memory.
+func regionOf(name string, b []byte) Region {
+	return Region{Name: name, Addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))), Len: len(b)}
+}

@@ -59,6 +59,7 @@ func models(families string) suite {
 var suites = map[string][]suite{
 	"internal/mlx5":  {own("internal/mlx5"), control, models("mlx5")},
 	"internal/mlx4":  {own("internal/mlx4"), control, models("mlx4")},
+	"internal/ring":  {own("internal/ring"), own("internal/mlx5"), own("internal/mlx4"), control, models("mlx")},
 	"internal/udma":  {own("internal/udma"), own("internal/mlx5"), own("internal/mlx4"), order("internal/mlx5"), order("internal/mlx4"), models("mlx")},
 	"internal/dbrec": {own("internal/dbrec"), control, models("mlx")},
 }
