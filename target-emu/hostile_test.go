@@ -554,20 +554,29 @@ func TestReservationOutlivesSession(t *testing.T) {
 // spoofer sends connection requests from any address of 127.0.0.0/8 and never answers what comes back.
 type spoofer struct {
 	t       *testing.T
-	sockets map[netip.Addr]*net.UDPConn
+	sockets map[int]*net.UDPConn
 }
 
-func (s *spoofer) request(r *rig, from netip.Addr, login []byte) {
+// addr is its i-th address, which nobody else has.
+func (s *spoofer) addr(i int) netip.Addr {
 	s.t.Helper()
-	c := s.sockets[from]
-	if c == nil {
-		var err error
-		if c, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, packet.Port))); err != nil {
+	for tries := 0; s.sockets[i] == nil; tries++ {
+		a := netip.AddrFrom4([4]byte{127, byte(rand.IntN(256)), byte(rand.IntN(256)), byte(1 + rand.IntN(254))})
+		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, packet.Port)))
+		switch {
+		case err == nil:
+			s.t.Cleanup(func() { c.Close() })
+			s.sockets[i] = c
+		case tries == 20:
 			s.t.Fatal(err)
 		}
-		s.t.Cleanup(func() { c.Close() })
-		s.sockets[from] = c
 	}
+	return s.sockets[i].LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+}
+
+func (s *spoofer) request(r *rig, i int, login []byte) {
+	s.t.Helper()
+	from := s.addr(i)
 	m := ibcm.New(ibcm.Config{Addr: from, CAGUID: ibcm.NewCAGUID(rand.Uint64()), PKey: 0xffff, MaxMTU: verbs.MTU1024, Random: rand.Uint64})
 	_, err := m.Connect(time.Now(), ibcm.ConnectParam{Peer: r.target.Addr(), LocalQPN: 17, ResponderResources: 4, RetryCount: 7, RNRRetryCount: 7, FlowControl: true,
 		PathMTU: verbs.MTU1024, ACKTimeout: 15, PrivateData: login}, nil)
@@ -582,7 +591,7 @@ func (s *spoofer) request(r *rig, from netip.Addr, login []byte) {
 		(&packet.DETH{QKey: 0x80010000, SrcQPN: 1}).Put(b[packet.BTHLen:])
 		copy(b[packet.BTHLen+packet.DETHLen:], d.MAD[:])
 		packet.NewFlow(netip.AddrPortFrom(from, packet.Port), to).Seal(b, 0)
-		if _, err := c.WriteToUDPAddrPort(b, to); err != nil {
+		if _, err := s.sockets[i].WriteToUDPAddrPort(b, to); err != nil {
 			s.t.Fatal(err)
 		}
 	}
@@ -604,7 +613,7 @@ func (r *rig) pending(from netip.Addr) (n int) {
 // sessions to be had. The sessions that there are stay.
 func TestLoginsOfSpoofedAddresses(t *testing.T) {
 	good := openFabric(t)
-	flood := func(r *rig, s *spoofer, n int, from func(i int) netip.Addr) {
+	flood := func(r *rig, s *spoofer, n int, from func(i int) int) {
 		t.Helper()
 		for i := range n {
 			before := r.target.arrived()
@@ -622,25 +631,25 @@ func TestLoginsOfSpoofedAddresses(t *testing.T) {
 			r.age()
 		}
 	}
-	many := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 9, byte(i), 1}) }
-	one := netip.AddrFrom4([4]byte{127, 9, 0, 2})
+	many := func(i int) int { return i }
 	for name, c := range map[string]struct {
 		cfg           Config
-		from          func(i int) netip.Addr
+		from          func(i int) int // the number of an address
 		n             int
 		pending, most int
 	}{
 		"many addresses": {Config{RequestLimit: 4, MaxChannels: 200}, many, maxLogins + 20, maxLogins, 1},
-		"one address":    {Config{RequestLimit: 4, MaxChannels: 200}, func(int) netip.Addr { return one }, maxLoginsFrom + 8, maxLoginsFrom, maxLoginsFrom},
+		"one address":    {Config{RequestLimit: 4, MaxChannels: 200}, func(int) int { return 0 }, maxLoginsFrom + 8, maxLoginsFrom, maxLoginsFrom},
 		"few sessions":   {Config{RequestLimit: 4, MaxChannels: 200, MaxSessions: 6}, many, 12, 5, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, c.cfg, "")
 			old := r.login(good, 0xf0, false)
-			s := &spoofer{t: t, sockets: map[netip.Addr]*net.UDPConn{}}
+			r.settles(func() bool { return r.pending(netip.Addr{}) == 0 }) // its RTU has come, before age makes it look late
+			s := &spoofer{t: t, sockets: map[int]*net.UDPConn{}}
 			flood(r, s, c.n, c.from)
 			r.settles(func() bool { return r.pending(netip.Addr{}) == c.pending })
-			if n := r.pending(c.from(c.n - 1)); n < 1 || n > c.most {
+			if n := r.pending(s.addr(c.from(c.n - 1))); n < 1 || n > c.most {
 				t.Errorf("%d logins under way from one address", n)
 			}
 			p := r.login(good, 0xf1, false)
