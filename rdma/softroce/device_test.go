@@ -87,11 +87,14 @@ func (e *end) poll(t testing.TB, n int) []verbs.WorkCompletion {
 	return out
 }
 
-// wait reaps n completions by notifications.
+// wait reaps n completions by notifications, within half a minute.
 func (e *end) wait(t testing.TB, n int) []verbs.WorkCompletion {
 	t.Helper()
 	var out []verbs.WorkCompletion
 	wcs := make([]verbs.WorkCompletion, 16)
+	limit := time.Now().Add(30 * time.Second)
+	impatience := time.AfterFunc(time.Until(limit), e.ch.Wake)
+	defer impatience.Stop()
 	for {
 		for {
 			k := e.cq.Poll(wcs)
@@ -102,6 +105,9 @@ func (e *end) wait(t testing.TB, n int) []verbs.WorkCompletion {
 		}
 		if len(out) >= n {
 			return out
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%s: %d of %d completions: %+v", e.d.Name(), len(out), n, e.d.Stats())
 		}
 		missed, err := e.cq.Arm(false)
 		if err != nil {
