@@ -580,6 +580,59 @@ func TestAdaptiveLingers(t *testing.T) {
 	}
 }
 
+// TestCrowdIsNotPolledFor: where many goroutines are blocked in Wait the queue is armed as soon as it is empty, and in mode Adaptive one more of them blocks at once.
+func TestCrowdIsNotPolledFor(t *testing.T) {
+	old := lostTime
+	t.Cleanup(func() { lostTime = old }) // when the instances are closed
+	lostTime = int64(time.Hour)          // how much CPU time others leave is not the question
+	const waiting = crowdedAt - 1
+	emptyPolls := func(m Mode, parked int32) uint64 {
+		var delivered atomic.Uint64
+		i, q := open(t, 64, Config{Mode: m, Linger: time.Second}, func(wcs []verbs.WorkCompletion) { delivered.Add(uint64(len(wcs))) })
+		i.parked.Add(parked)
+		i.needNotification()
+		burst := make([]verbs.WorkCompletion, 4)
+		for n := range uint64(100) {
+			q.complete(burst...)
+			for end := time.Now().Add(stall); delivered.Load() < 4*(n+1) || i.state.word.Load() != 0; runtime.Gosched() {
+				if time.Now().After(end) {
+					t.Fatalf("%v: burst not delivered, or the queue kept", m)
+				}
+			}
+		}
+		if spins := i.spin() > 0; m == Adaptive && spins == (parked > waiting) {
+			t.Errorf("%v: with %d goroutines blocked the next one polls: %v", m, parked, spins)
+		}
+		return i.Stats().EmptyPolls
+	}
+	for _, m := range []Mode{Poll, Adaptive} {
+		few, many := emptyPolls(m, waiting), emptyPolls(m, waiting+1)
+		// Start looks at an empty queue.
+		if many > 2 || few < 10 {
+			t.Errorf("%v: %d empty polls with %d goroutines blocked, %d with %d", m, many, waiting+1, few, waiting)
+		}
+	}
+}
+
+// TestWeightBeginsPolling: an instance that comes to the poller because its weight was used up is polled from then on, not measured against a time long past.
+func TestWeightBeginsPolling(t *testing.T) {
+	i, err := New(nullDevice{}, 64, Config{Mode: Poll}, func([]verbs.WorkCompletion) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer i.Close()
+	p, err := NewPoller(PollerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i.pace.resting = 100
+	i.CQ().(*nullCQ).complete(make([]verbs.WorkCompletion, 1)...)
+	// Before Start the test is the disabler, who owns the instance.
+	if work, _ := p.serve(i); work != 1 || !i.pace.begun() || !i.pace.wakes || i.pace.backoff != 0 {
+		t.Errorf("%d completions, pace %+v", work, i.pace)
+	}
+}
+
 // TestDeviceGone: a dead channel is reported, what is in the queue is delivered, and Close returns.
 func TestDeviceGone(t *testing.T) {
 	for _, m := range Modes() {

@@ -41,9 +41,12 @@ func TestPace(t *testing.T) {
 		{"sparse with many", false, 20, 20, 40, 2 * time.Microsecond, false},
 		{"one CPU: the yields are the peer's work", false, 1, 1, 1, 150 * time.Microsecond, true},
 		{"others want the CPU", false, 1, 1, 1, 250 * time.Microsecond, false},
-		{"wakes, as many as a notification brings", true, 4, 4, 20, 2 * time.Microsecond, true},
-		{"wakes, half of it", true, 4, 2, 20, 2 * time.Microsecond, false},
-		{"wakes, half of it, but soon", true, 4, 2, 10, 2 * time.Microsecond, true},
+		{"wakes, one of one", true, 1, 1, 10, 2 * time.Microsecond, true},
+		{"wakes, one of one, late", true, 1, 1, 15, 2 * time.Microsecond, false},
+		{"wakes, as many as a notification brings", true, 4, 4, 15, 2 * time.Microsecond, true},
+		{"wakes, half of it", true, 4, 2, 2, 2 * time.Microsecond, false},
+		{"wakes, half of it, but many", true, 20, 10, 15, 2 * time.Microsecond, true},
+		{"wakes, half of it, many, late", true, 20, 10, 25, 2 * time.Microsecond, false},
 	} {
 		var p pace
 		at := int64(time.Second)
@@ -54,6 +57,27 @@ func TestPace(t *testing.T) {
 		n := stretch(&p, &at, tc.work, tc.empty, tc.gap, 1000)
 		if goesOn := n == 1000; goesOn != tc.goesOn {
 			t.Errorf("%s: polling went on for %d finds of 1000", tc.name, n)
+		}
+	}
+}
+
+// TestPaceOfWakes: where each find wakes a goroutine, finds that only show how few completions they bring do not make a try one that paid.
+func TestPaceOfWakes(t *testing.T) {
+	p := pace{wakes: true}
+	at := int64(time.Second)
+	for range 100 {
+		p.woken(3)
+	}
+	for n, want := range []int{0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 256} {
+		got := 0
+		for !p.tries() {
+			got++
+		}
+		if got != want {
+			t.Fatalf("try %d: waited for %d notifications, want %d", n, got, want)
+		}
+		if finds := stretch(&p, &at, 1, 2, 2*time.Microsecond, 100); finds < paying || finds == 100 {
+			t.Fatalf("try %d: polling ended after %d finds: the test shows nothing", n, finds)
 		}
 	}
 }

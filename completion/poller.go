@@ -366,6 +366,9 @@ func (p *Poller) turn() {
 // serve gives one instance its turn and puts it where it belongs. The instance may belong to somebody else
 // when serve returns.
 func (p *Poller) serve(i *Instance) (work int, at int64) {
+	if !i.pace.begun() { // a notification brought more than the weight: no matter how long polling was to rest
+		i.pace.begin(now(), true)
+	}
 	t := turn{weight: i.weight}
 	verdict := i.run(&t)
 	at = now()
@@ -374,7 +377,7 @@ func (p *Poller) serve(i *Instance) (work int, at int64) {
 	}
 	if verdict == idle {
 		t.phase = arming
-		if linger := int64(i.cfg.Linger); linger > 0 && i.pace.pays(t.work, at, linger) {
+		if linger := int64(i.cfg.Linger); linger > 0 && !i.crowded() && i.pace.pays(t.work, at, linger) {
 			t.phase = spent
 		}
 		verdict = i.run(&t)
@@ -396,7 +399,7 @@ func (i *Instance) serveFirst(p *Poller) {
 	if verdict != gone { // else it is another's, and its pace too
 		i.pace.woken(t.work)
 	}
-	lingering := verdict == idle && i.cfg.Linger > 0 && i.pace.tries()
+	lingering := verdict == idle && i.cfg.Linger > 0 && !i.crowded() && i.pace.tries()
 	if lingering {
 		i.pace.begin(now(), true)
 	}

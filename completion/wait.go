@@ -145,6 +145,13 @@ func (i *Instance) passRole() bool {
 	return false
 }
 
+// crowd size from which polling is left to nobody: with so many goroutines that wait a notification brings dozens of completions, whose waking is
+// what costs, and who polls takes a CPU from those who submit.
+const crowdedAt = 48
+
+// crowded reports whether so many goroutines are blocked in Wait that polling takes more from them than it saves.
+func (i *Instance) crowded() bool { return i.parked.Load() >= crowdedAt }
+
 // spin is how long a waiter polls before it blocks.
 func (i *Instance) spin() time.Duration {
 	switch {
@@ -152,7 +159,7 @@ func (i *Instance) spin() time.Duration {
 		return 0
 	case i.cfg.Spin > 0:
 		return i.cfg.Spin
-	case i.Mode() == Adaptive && i.crowd.blocks():
+	case i.Mode() == Adaptive && (i.crowded() || i.crowd.blocks()):
 		return 0
 	}
 	return DefaultDirectSpin // at the most: in mode Adaptive the leader's pace ends it before
