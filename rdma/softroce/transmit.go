@@ -96,7 +96,7 @@ func (t *transmitter) send(d *Device) bool {
 }
 
 // Packet implements rc.Output: one packet of a queue pair.
-func (q *queuePair) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
+func (q *queuePair) Packet(hdr []byte, payload [][]byte, pad uint8, ahead uint64) bool {
 	d := q.d
 	n := len(hdr) + int(pad) + packet.ICRCLen
 	for _, p := range payload {
@@ -113,7 +113,7 @@ func (q *queuePair) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
 	crc := q.txFlow.Begin(n, id).Header(hdr)
 	k := copy(b, hdr)
 	for _, p := range payload {
-		crc = crc.Copy(b[k:], p)
+		crc = crc.Copy(b[k:], p, ahead)
 		k += len(p)
 	}
 	crc.Finish(b[k:], pad)

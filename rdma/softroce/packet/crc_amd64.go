@@ -11,7 +11,7 @@ import (
 const foldMin = 1024
 
 //go:noescape
-func foldCopy(dst, src *byte, n int, reg uint32, k *[4]uint64, rest *[32]byte)
+func foldCopy(dst, src *byte, n int, reg uint32, k *[4]uint64, rest *[32]byte, ahead uint64)
 
 //go:noescape
 func fold(src *byte, n int, reg uint32, k *[4]uint64, rest *[32]byte)
@@ -59,17 +59,19 @@ func update(crc uint32, b []byte) uint32 {
 	return crc32.Update(crc, crc32.IEEETable, b)
 }
 
-// updateCopy is update over src, which it also copies to dst.
-func updateCopy(crc uint32, dst, src []byte) uint32 {
+// updateCopy is update over src, which it also copies to dst. Meanwhile it has as many bytes at ahead fetched into the cache, if that is not 0.
+func updateCopy(crc uint32, dst, src []byte, ahead uint64) uint32 {
 	dst = dst[:len(src)]
 	if hasFold && len(src) >= foldMin {
 		var rest [32]byte
 		n := len(src) &^ 255
-		foldCopy(&dst[0], &src[0], n, ^crc, &foldK, &rest)
+		foldCopy(&dst[0], &src[0], n, ^crc, &foldK, &rest, ahead)
 		crc = ^finishFold(&rest)
 		if dst, src = dst[n:], src[n:]; len(src) == 0 {
 			return crc
 		}
+	} else if ahead != 0 && len(src) > 0 {
+		prefetchLines(ahead, (len(src)+63)>>6)
 	}
 	copy(dst, src)
 	return crc32.Update(crc, crc32.IEEETable, dst)

@@ -63,16 +63,28 @@
 	VPXOR Y6, Y7, Y7; \
 	VMOVDQU Y7, (R8)
 
-// func foldCopy(dst, src *byte, n int, reg uint32, k *[4]uint64, rest *[32]byte)
-TEXT ·foldCopy(SB), NOSPLIT, $0-48
+// AHEAD asks for the 256 bytes at R9, as many as are being copied: the loads of what comes next run beside the folding.
+#define AHEAD \
+	PREFETCHT0 (R9); \
+	PREFETCHT0 64(R9); \
+	PREFETCHT0 128(R9); \
+	PREFETCHT0 192(R9); \
+	ADDQ       $256, R9
+
+// func foldCopy(dst, src *byte, n int, reg uint32, k *[4]uint64, rest *[32]byte, ahead uint64)
+TEXT ·foldCopy(SB), NOSPLIT, $0-56
 	MOVQ dst+0(FP), DI
 	MOVQ src+8(FP), SI
 	MOVQ n+16(FP), CX
 	MOVL reg+24(FP), AX
 	MOVQ k+32(FP), DX
 	MOVQ rest+40(FP), R8
+	MOVQ ahead+48(FP), R9
+	TESTQ R9, R9
+	CMOVQEQ SI, R9 // nothing to fetch but what is being read anyway
 	VMOVD AX, X14
 	VBROADCASTI128 (DX), Y15
+	AHEAD
 	FIRST(COPYING)
 	SUBQ $256, CX
 	JZ   done
@@ -80,6 +92,7 @@ TEXT ·foldCopy(SB), NOSPLIT, $0-48
 loop:
 	ADDQ $256, SI
 	ADDQ $256, DI
+	AHEAD
 	BLOCK(COPYING)
 	SUBQ $256, CX
 	JNZ  loop

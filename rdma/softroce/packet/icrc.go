@@ -171,8 +171,11 @@ func (c ICRC) Header(h []byte) ICRC {
 func (c ICRC) Data(b []byte) ICRC { return ICRC(update(uint32(c), b)) }
 
 // Copy goes on over src and copies it to dst, which must not overlap it, in the same pass: memory is read once. The bytes counted
-// are those copied, whatever becomes of src meanwhile.
-func (c ICRC) Copy(dst, src []byte) ICRC { return ICRC(updateCopy(uint32(c), dst, src)) }
+// are those copied, whatever becomes of src meanwhile. ahead is the virtual address of what will likely be copied next, 0 when that is not
+// known: in the same pass as many bytes of it are asked for. There need not be any memory.
+func (c ICRC) Copy(dst, src []byte, ahead uint64) ICRC {
+	return ICRC(updateCopy(uint32(c), dst, src, ahead))
+}
 
 // Finish goes on over pad zero bytes and writes padding and ICRC to b, whose first pad+4 bytes it fills;
 // it returns pad+4.

@@ -22,10 +22,3 @@ func Copy(dst, src []byte) {
 	}
 	copy(dst, src)
 }
-
-// Prefetch asks for n bytes at a virtual address to be brought into the cache. There need not be any memory.
-func Prefetch(addr uint64, n uint32) {
-	if n > 0 {
-		prefetchLines(addr, int(addr&63+uint64(n)+63)>>6)
-	}
-}

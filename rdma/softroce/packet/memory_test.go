@@ -40,10 +40,15 @@ func TestCopy(t *testing.T) {
 	Copy(make([]byte, 4095), buf[:4096])
 }
 
-func TestPrefetch(t *testing.T) {
-	for _, at := range []uint64{0, 1, 4096, 1<<47 - 1, 1 << 63, 1<<64 - 1} { // none of it is memory
-		for _, n := range []uint32{0, 1, 64, 4096} {
-			Prefetch(at, n)
+// There need not be any memory ahead.
+func TestCopyAhead(t *testing.T) {
+	src, dst := make([]byte, 4096), make([]byte, 4096)
+	for _, at := range []uint64{0, 1, 4096, 1<<47 - 1, 1 << 63, 1<<64 - 1} {
+		for _, n := range []int{0, 1, 64, 1024, 4096} {
+			want := ICRC(0).Data(src[:n])
+			if got := ICRC(0).Copy(dst, src[:n], at); got != want {
+				t.Errorf("%d bytes with 0x%x ahead: %08x, want %08x", n, at, got, want)
+			}
 		}
 	}
 }

@@ -59,9 +59,10 @@ type Memory interface {
 type Output interface {
 	// Packet takes one packet: BTH and extension headers (copied by the Output during the call), payload in pieces, and the number of zero bytes to
 	// pad it with. The slice payload is the QP's, the pieces are the memory itself and hold their bytes until the Output has flushed
-	// (a later change only spoils a packet that the peer has no more need of). The Output adds padding and ICRC.
+	// (a later change only spoils a packet that the peer has no more need of). The Output adds padding and ICRC. ahead is the address of what the next
+	// packet will likely carry, which may lie anywhere; 0 when that is not known.
 	// false: no room, the packet was not taken. The QP then waits for Pump.
-	Packet(hdr []byte, payload [][]byte, pad uint8) bool
+	Packet(hdr []byte, payload [][]byte, pad uint8, ahead uint64) bool
 	// Complete takes a completion of the send queue, or of the receive queue when recv is set. wc is valid during the call.
 	// solicited: the peer asked for a notification; failed completions count as solicited.
 	Complete(wc *verbs.WorkCompletion, recv, solicited bool)

@@ -44,7 +44,7 @@ func record(tb testing.TB) []byte {
 // discard is an Output that keeps nothing but counts, so that an attack that makes the QP produce without bound shows.
 type discard struct{ packets, completions int }
 
-func (d *discard) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
+func (d *discard) Packet(hdr []byte, payload [][]byte, pad uint8, ahead uint64) bool {
 	d.packets++
 	return d.packets%7 != 0
 }

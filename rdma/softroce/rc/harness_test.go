@@ -158,7 +158,7 @@ func newEndpoint(n *simnet.Net, rng *rand.Rand, self, peer netip.AddrPort, cfg C
 
 func (e *endpoint) now() Time { return Time(e.net.Now()) }
 
-func (e *endpoint) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
+func (e *endpoint) Packet(hdr []byte, payload [][]byte, pad uint8, ahead uint64) bool {
 	if e.refuse > 0 && e.rng.Float64() < e.refuse {
 		return false
 	}

@@ -41,6 +41,7 @@ type QP struct {
 	sentRequests bool
 	hdr          [packet.HeaderMax]byte
 	pieces       [][]byte // scratch: the payload of the packet being built
+	ahead        uint64   // address of what the packet behind it carries; 0: not known
 	wc           verbs.WorkCompletion
 	stats        Stats
 	cfg          Config
@@ -404,7 +405,7 @@ func (q *QP) scatter(sge []verbs.SGE, off uint32, data []byte) bool {
 
 // send gives one packet with the header in q.hdr[:n] and the payload in q.pieces to the Output.
 func (q *QP) send(n int, pad uint8) bool {
-	if !q.out.Packet(q.hdr[:n], q.pieces, pad) {
+	if !q.out.Packet(q.hdr[:n], q.pieces, pad, q.ahead) {
 		q.blocked = true
 		return false
 	}

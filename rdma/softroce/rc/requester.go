@@ -334,9 +334,7 @@ func (q *QP) sendRequest(w *sendWQE) bool {
 		w.status = verbs.WCLocalProtectionError
 		return false
 	}
-	if last {
-		s.prefetch(s.cur+1, uint32(q.mtu))
-	}
+	q.ahead = s.ahead(w, off+n)
 	h := packet.BTH{Pad: packet.Pad(int(n)), PKey: q.pkey, DestQPN: q.destQPN, PSN: s.nxt}
 	if last {
 		h.Solicited = w.flags&verbs.SendSolicited != 0
@@ -381,15 +379,24 @@ func (q *QP) sendRequest(w *sendWQE) bool {
 	return true
 }
 
-// prefetch has the memory of the first packet of request i on its way while that in front of it is copied: what messages that
-// follow one another carry may lie anywhere.
-func (s *requester) prefetch(i, mtu uint32) {
-	if i == s.tail {
-		return
+// ahead is where the memory lies that follows off bytes of w, the current request: the rest of it, or the next request.
+func (s *requester) ahead(w *sendWQE, off uint32) uint64 {
+	if off == w.length {
+		if s.cur+1 == s.tail {
+			return 0
+		}
+		if w, off = s.at(s.cur+1), 0; w.op == verbs.OpRDMARead {
+			return 0
+		}
 	}
-	if w := s.at(i); len(w.sge) > 0 && w.op != verbs.OpRDMARead {
-		packet.Prefetch(w.sge[0].Addr, min(w.sge[0].Length, mtu))
+	for i := range w.sge {
+		if g := &w.sge[i]; off < g.Length {
+			return g.Addr + uint64(off)
+		} else {
+			off -= g.Length
+		}
 	}
+	return 0
 }
 
 func pick(first, last bool, f, m, l, o packet.Opcode) packet.Opcode {
@@ -413,7 +420,7 @@ func (q *QP) sendReadRequest(w *sendWQE, n int) bool {
 	h.Put(q.hdr[:])
 	r := packet.RETH{Addr: w.remote + uint64(off), RKey: w.rkey, Length: length}
 	r.Put(q.hdr[packet.BTHLen:])
-	q.pieces = q.pieces[:0]
+	q.pieces, q.ahead = q.pieces[:0], 0
 	if !q.send(packet.BTHLen+packet.RETHLen, 0) {
 		return false
 	}

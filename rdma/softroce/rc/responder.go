@@ -389,7 +389,7 @@ func (q *QP) sendAck(a packet.AETH, psn packet.PSN) bool {
 	h := packet.BTH{Opcode: packet.Acknowledge, PKey: q.pkey, DestQPN: q.destQPN, PSN: psn}
 	h.Put(q.hdr[:])
 	a.Put(q.hdr[packet.BTHLen:])
-	q.pieces = q.pieces[:0]
+	q.pieces, q.ahead = q.pieces[:0], 0
 	return q.send(packet.BTHLen+packet.AETHLen, 0)
 }
 
@@ -644,7 +644,10 @@ func (q *QP) sendRead(m *readResource) bool {
 	i := m.pos
 	off := uint32(i) << q.mtuShift
 	n := min(uint32(q.mtu), m.endLen-off)
-	q.pieces = q.pieces[:0]
+	q.pieces, q.ahead = q.pieces[:0], 0
+	if off+n < m.endLen {
+		q.ahead = m.addr + uint64(off+n)
+	}
 	if n > 0 {
 		b, ok := q.mem.Remote(m.rkey, m.addr+uint64(off), n, verbs.AccessRemoteRead)
 		if !ok {

@@ -21,7 +21,7 @@ type wireQueue struct {
 	fail  int
 }
 
-func (w *wireQueue) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
+func (w *wireQueue) Packet(hdr []byte, payload [][]byte, pad uint8, ahead uint64) bool {
 	at := len(w.slab)
 	w.slab = append(w.slab, hdr...)
 	for _, p := range payload {

@@ -26,7 +26,8 @@ type rig struct {
 
 type wirePacket struct {
 	packet.Packet
-	at Time
+	at    Time
+	ahead uint64
 }
 
 func (w wirePacket) String() string {
@@ -37,7 +38,7 @@ func (w wirePacket) String() string {
 	return s
 }
 
-func (r *rig) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
+func (r *rig) Packet(hdr []byte, payload [][]byte, pad uint8, ahead uint64) bool {
 	if r.room == 0 {
 		return false
 	}
@@ -50,7 +51,7 @@ func (r *rig) Packet(hdr []byte, payload [][]byte, pad uint8) bool {
 	if b[1]&0x40 == 0 || b[4] != 0 || binary.BigEndian.Uint16(b[2:]) != 0xffff {
 		r.t.Errorf("BTH % x: MigReq 1, reserved 0 and the default P_Key are due", b[:12])
 	}
-	w := wirePacket{at: r.now}
+	w := wirePacket{at: r.now, ahead: ahead}
 	if err := w.Parse(b); err != nil {
 		r.t.Fatalf("own packet does not parse: %v", err)
 	}
@@ -1121,5 +1122,53 @@ func TestInlineIsCopied(t *testing.T) {
 	r.take(wire{op: packet.Acknowledge, psn: 40, syn: 0x1f})
 	if p := r.expect("SEND Only psn 41 len 40"); !bytes.Equal(p[0].Payload, want) {
 		t.Error("sent what is there now")
+	}
+}
+
+// Each packet is told where the next one's payload lies, if it lies in registered memory.
+func TestAhead(t *testing.T) {
+	r := newRig(t, nil, Tuning{})
+	write := func(sg ...verbs.SGE) verbs.SendWorkRequest {
+		return verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, RemoteAddr: 0x9000, RKey: 0x77, SGList: sg}
+	}
+	inline := write(r.buf.sge(0, 32))
+	inline.Flags = verbs.SendInline
+	read := write(r.buf.sge(4096, 512))
+	read.Opcode = verbs.OpRDMARead
+	wrs := []verbs.SendWorkRequest{
+		write(r.buf.sge(20000, 100), r.buf.sge(8000, 668)), // three packets, the first of both pieces
+		write(r.buf.sge(512, 256)),
+		inline,
+		write(), // empty
+		read,
+		write(r.buf.sge(16, 16)),
+	}
+	if n, err := r.q.PostSend(r.now, wrs); n != len(wrs) || err != nil {
+		t.Fatalf("PostSend: %d, %v", n, err)
+	}
+	at := func(off int) uint64 { return r.buf.addr + uint64(off) }
+	want := []uint64{at(8000 + 156), at(8000 + 412), at(512), 0, 0, 0, 0, 0}
+	if len(r.sent) != len(want) {
+		t.Fatalf("%d packets, want %d", len(r.sent), len(want))
+	}
+	for i, w := range want {
+		if got := r.sent[i].ahead; got != w {
+			t.Errorf("%s is told 0x%x, want 0x%x", r.sent[i], got, w)
+		}
+	}
+}
+
+// So is each packet of a READ's answer.
+func TestAheadOfReadResponse(t *testing.T) {
+	r := newRig(t, nil, Tuning{})
+	r.take(wire{op: packet.ReadRequest, psn: rigPSN, reth: packet.RETH{Addr: r.buf.addr + 64, RKey: r.buf.key, Length: 600}})
+	want := []uint64{r.buf.addr + 64 + 256, r.buf.addr + 64 + 512, 0}
+	if len(r.sent) != len(want) {
+		t.Fatalf("%d packets, want %d", len(r.sent), len(want))
+	}
+	for i, w := range want {
+		if got := r.sent[i].ahead; got != w {
+			t.Errorf("%s is told 0x%x, want 0x%x", r.sent[i], got, w)
+		}
 	}
 }
