@@ -171,6 +171,40 @@ func TestWhoIsAnswered(t *testing.T) {
 	if wc := e.poll(t, 1)[0]; wc.ByteLen != uint32(len(payload)) || !bytes.Equal(e.mem.Slice(0, len(payload)), payload) {
 		t.Fatalf("%+v", wc)
 	}
+	if err := e.qp.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	silent("a queue pair that was destroyed", r.seal(sendOnly(e.qp.QPN(), 101), payload), func(s *Stats) uint64 { return s.UnknownQPN })
+}
+
+// A key finds its entry as long as that is in the table, whatever was found in between.
+func TestMemoryTable(t *testing.T) {
+	m := memoryTable{byIndex: map[uint32]*keyed{}}
+	rng := rand.New(rand.NewPCG(3, 4))
+	ks := make([]keyed, 200) // more than are remembered
+	for i := range ks {
+		m.insert(&ks[i], rng.Uint64)
+	}
+	check := func(i int, want *keyed) {
+		t.Helper()
+		if got := m.find(ks[i].key); got != want {
+			t.Fatalf("key 0x%08x of entry %d found %p, want %p", ks[i].key, i, got, want)
+		}
+	}
+	for range 10 * len(ks) {
+		i := rng.IntN(len(ks))
+		check(i, &ks[i])
+		if k := m.find(ks[i].key ^ 1); k != nil {
+			t.Fatal("a key with another low byte was found")
+		}
+	}
+	for i := range ks {
+		check(i, &ks[i])
+		ks[i].key ^= 5 // as binding a window does
+		check(i, &ks[i])
+		m.remove(&ks[i])
+		check(i, nil)
+	}
 }
 
 // A flood of junk, some of it well made, costs no memory and does not keep the device from its work.

@@ -46,6 +46,7 @@ type Device struct {
 	mu       sync.Mutex // guards all that follows, the machines included
 	closed   bool
 	qps      map[uint32]*queuePair
+	lastQP   *queuePair   // that got the last packet
 	order    []*queuePair // the same, in order of creation
 	cqs      map[*completionQueue]struct{}
 	channels map[*channel]struct{}
@@ -319,8 +320,9 @@ func (d *Device) Close() error {
 		q.gone = true
 	}
 	clear(d.qps)
+	d.lastQP = nil
 	d.order = nil
-	clear(d.memory.byIndex)
+	d.memory.clear()
 	for c := range d.cqs {
 		c.retire()
 	}

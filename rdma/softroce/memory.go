@@ -40,6 +40,8 @@ func (d *Device) MemoryLock() sync.Locker { return &d.mu }
 
 type memoryTable struct {
 	byIndex map[uint32]*keyed // by key>>8
+	// found has what was asked for last, by the low bits of the index: the few keys of a connection come with every packet.
+	found [64]*keyed
 }
 
 // insert gives k a fresh unpredictable key.
@@ -55,14 +57,29 @@ func (t *memoryTable) insert(k *keyed, random func() uint64) {
 }
 
 func (t *memoryTable) find(key uint32) *keyed {
+	last := &t.found[key>>8%uint32(len(t.found))]
+	if k := *last; k != nil && k.key == key {
+		return k
+	}
 	k := t.byIndex[key>>8]
 	if k == nil || k.key != key {
 		return nil
 	}
+	*last = k
 	return k
 }
 
-func (t *memoryTable) remove(k *keyed) { delete(t.byIndex, k.key>>8) }
+func (t *memoryTable) remove(k *keyed) {
+	delete(t.byIndex, k.key>>8)
+	if last := &t.found[k.key>>8%uint32(len(t.found))]; *last == k {
+		*last = nil
+	}
+}
+
+func (t *memoryTable) clear() {
+	clear(t.byIndex)
+	clear(t.found[:])
+}
 
 // region implements verbs.MemoryRegion.
 type region struct {

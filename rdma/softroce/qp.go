@@ -207,6 +207,9 @@ func (q *queuePair) Destroy() error {
 	d.flush(d.now()) // what it has built leaves before it does
 	q.gone = true
 	delete(d.qps, q.qpn)
+	if d.lastQP == q {
+		d.lastQP = nil
+	}
 	d.order = slices.DeleteFunc(d.order, func(o *queuePair) bool { return o == q })
 	d.touched = slices.DeleteFunc(d.touched, func(o *queuePair) bool { return o == q })
 	d.blocked = slices.DeleteFunc(d.blocked, func(o *queuePair) bool { return o == q })

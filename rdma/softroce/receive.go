@@ -44,7 +44,10 @@ func (d *Device) receivePacket(now rc.Time, b []byte, m *udp.Message, index uint
 		d.receiveMAD(now, b, m, index)
 		return
 	}
-	q := d.qps[p.DestQPN]
+	q := d.lastQP
+	if q == nil || q.qpn != p.DestQPN {
+		q = d.qps[p.DestQPN]
+	}
 	if q == nil || p.Kind&packet.KindUD != 0 {
 		d.stats.UnknownQPN++
 		d.captureIn(b, m.From, index)
@@ -79,6 +82,7 @@ func (d *Device) receivePacket(now rc.Time, b []byte, m *udp.Message, index uint
 		return
 	}
 	q.nextID = id + 1
+	d.lastQP = q
 	if !q.touched {
 		q.touched = true
 		d.touched = append(d.touched, q)
