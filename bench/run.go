@@ -83,7 +83,6 @@ type slot struct {
 	check   bool // the read-back of a write
 	retry   disk.RetryPolicy
 	started time.Time
-	ended   time.Time
 }
 
 // busyLimit is how long a target may answer a command with BUSY or TASK SET FULL.
@@ -94,6 +93,7 @@ type job struct {
 	index  int
 	slots  []slot
 	free   []*slot
+	batch  []*srp.Command // about to be submitted
 	done   atomic.Pointer[slot]
 	waiter completion.Waiter
 	rng    *rand.Rand
@@ -165,7 +165,7 @@ func RunStriped(ctx context.Context, s *srp.Session, ds []*disk.Disk, chunk int,
 }
 
 func (r *runner) newJob(i int) *job {
-	j := &job{r: r, index: i, slots: make([]slot, r.w.Depth), free: make([]*slot, 0, r.w.Depth),
+	j := &job{r: r, index: i, slots: make([]slot, r.w.Depth), free: make([]*slot, 0, r.w.Depth), batch: make([]*srp.Command, 0, r.w.Depth),
 		rng: rand.New(rand.NewPCG(r.w.Seed, uint64(i))), hist: newHistogram()}
 	bs := r.w.BlockSize
 	for k := range j.slots {
@@ -185,7 +185,6 @@ func (r *runner) newJob(i int) *job {
 // slotDone runs in the reaper.
 func slotDone(c *srp.Command) {
 	s := slotOf(c)
-	s.ended = time.Now()
 	j := s.job
 	for {
 		head := j.done.Load()
@@ -261,19 +260,34 @@ func (j *job) take() *slot {
 	return s
 }
 
-func (j *job) submit(s *slot) error {
+// prepare makes the command of slot s, which is submitted at time at.
+func (j *job) prepare(s *slot, at time.Time) {
 	d, off := j.r.place(s.off)
 	if s.write {
 		d.Write(&s.Command, off, s.buf, false)
 	} else {
 		d.Read(&s.Command, off, s.buf)
 	}
-	s.started = time.Now()
+	s.started = at
+}
+
+func (j *job) submit(s *slot) error {
+	j.prepare(s, time.Now())
 	if err := j.r.s.Submit(&s.Command); err != nil {
 		j.free = append(j.free, s)
 		return err
 	}
 	return nil
+}
+
+// submitAll submits the commands of j.batch, as many as are due at the same time. They count from one reading of the clock before the first of them is made.
+func (j *job) submitAll() error {
+	n, err := j.r.s.SubmitAll(j.batch)
+	for _, c := range j.batch[n:] {
+		j.free = append(j.free, slotOf(c))
+	}
+	j.batch = j.batch[:0]
+	return err
 }
 
 // place finds the unit that holds the byte at off, and where.
@@ -417,14 +431,16 @@ func (j *job) loop() error {
 			}
 			s := j.take()
 			j.choose(s)
-			if err := j.submit(s); err != nil {
-				j.fail(err)
-				j.drain()
-				return j.err
-			}
+			j.prepare(s, now)
+			j.batch = append(j.batch, &s.Command)
 			if interval > 0 {
 				due = due.Add(interval)
 			}
+		}
+		if err := j.submitAll(); err != nil {
+			j.fail(err)
+			j.drain()
+			return j.err
 		}
 		if over {
 			j.drain()
@@ -510,11 +526,11 @@ func (j *job) finished(s *slot) error {
 	if err := s.failure(); err != nil {
 		return err
 	}
-	if gap := s.ended.Sub(j.last); gap > j.stall && j.r.measuring.Load() {
+	if gap := s.Ended.Sub(j.last); gap > j.stall && j.r.measuring.Load() {
 		j.stall = gap
 	}
-	if s.ended.After(j.last) {
-		j.last = s.ended
+	if s.Ended.After(j.last) {
+		j.last = s.Ended
 	}
 	// A command that began in the warm-up counts for neither.
 	if j.r.measuring.Load() && !s.started.Before(j.r.measure) {
@@ -522,7 +538,7 @@ func (j *job) finished(s *slot) error {
 		if s.check && !s.write {
 			j.back++
 		}
-		if err := j.hist.RecordValue(min(max(int64(s.ended.Sub(s.started)), 100), int64(time.Minute))); err != nil {
+		if err := j.hist.RecordValue(min(max(int64(s.Ended.Sub(s.started)), 100), int64(time.Minute))); err != nil {
 			return err
 		}
 	}

@@ -27,6 +27,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"srp-initiator/completion"
 	"srp-initiator/rdma/cm"
@@ -187,8 +188,26 @@ func (ch *channel) protocolError(err error, format string, a ...any) error {
 	return &ProtocolError{Channel: ch.index, What: fmt.Sprintf(format, a...), Err: err}
 }
 
-// submit starts c or lets it wait. False: the channel is dead and did not take it.
-func (ch *channel) submit(c *Command) bool {
+// plug holds back the doorbell of one channel, as a block layer plug holds back a queue.
+type plug struct{ ch *channel }
+
+// pull rings it.
+func (p *plug) pull() {
+	if ch := p.ch; ch != nil {
+		p.ch = nil
+		ch.mu.Lock()
+		if !ch.batching {
+			ch.flush()
+		}
+		ch.mu.Unlock()
+	}
+}
+
+// submit starts c or lets it wait. False: the channel is dead and did not take it. With p the doorbell waits for p.
+func (ch *channel) submit(c *Command, p *plug) bool {
+	if p != nil && p.ch != ch {
+		p.pull()
+	}
 	ch.mu.Lock()
 	if ch.state != live {
 		ch.mu.Unlock()
@@ -202,7 +221,11 @@ func (ch *channel) submit(c *Command) bool {
 		ch.waiting.push(c)
 		ch.stats.Waited++
 	}
-	if !ch.batching {
+	switch {
+	case ch.batching:
+	case p != nil:
+		p.ch = ch
+	default:
 		ch.flush()
 	}
 	ch.mu.Unlock()
@@ -507,20 +530,21 @@ func (ch *channel) tell(first *Command) {
 		}
 		ch.mu.Unlock()
 	}
+	at := time.Now()
 	for c := first; c != nil; {
 		next := c.next
 		if !c.attended {
 			ch.inst.Unattended(-1)
 		}
-		c.complete()
+		c.complete(at)
 		c = next
 	}
 }
 
 // complete tells the caller. The command may be in new use before it returns.
-func (c *Command) complete() {
+func (c *Command) complete(at time.Time) {
 	done, waiter := c.Done, c.Waiter
-	c.next = nil
+	c.next, c.Ended = nil, at
 	c.state.Store(cmdIdle)
 	if done != nil {
 		done(c)

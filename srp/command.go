@@ -51,6 +51,8 @@ type Command struct {
 	Status   scsi.Status
 	Residual int64 // bytes of the buffer that did not move; negative: so many more there would have been
 	Err      error // why there is no status: nil when the target answered
+	// Ended is when the command was done: one reading of the clock for all whose answers were reaped together.
+	Ended time.Time
 
 	senseLen int
 	sense    [252]byte // the length of sense data is at most 252 (SPC-4 4.5.1)

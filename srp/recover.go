@@ -108,7 +108,7 @@ func (s *Session) end(chans []*channel, err error, retry bool) {
 			switch {
 			case c.cancel: // nobody sets it any more: takeAll has taken the command off the channel
 				c.Err = c.why
-				c.complete()
+				c.complete(time.Now())
 			case retry && (c.slot < 0 || c.Retry && c.tries < maxTries):
 				if c.slot >= 0 {
 					c.tries++
@@ -119,7 +119,7 @@ func (s *Session) end(chans []*channel, err error, retry bool) {
 				s.mu.Unlock()
 			default:
 				c.Err = err
-				c.complete()
+				c.complete(time.Now())
 			}
 			c = next
 		}
@@ -217,7 +217,7 @@ func (s *Session) resume() {
 		c.deadline = s.deadline(c.Timeout)
 		// Once submitted the command may complete at once and be its owner's again.
 		waiter := c.Waiter
-		if !chans[n%len(chans)].submit(c) {
+		if !chans[n%len(chans)].submit(c, nil) {
 			s.mu.Lock()
 			s.held.push(c)
 			s.mu.Unlock()
@@ -330,7 +330,7 @@ func (s *Session) failHeld() {
 			return
 		}
 		c.Err = err
-		c.complete()
+		c.complete(time.Now())
 	}
 }
 

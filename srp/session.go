@@ -249,6 +249,24 @@ func (s *Session) deadline(timeout time.Duration) int64 {
 // Submit sends c, or lets it wait for a credit or the connection. With a nil error c is done exactly once, later
 // or before Submit returns; with an error it was not taken.
 func (s *Session) Submit(c *Command) error {
+	return s.submit(c, nil)
+}
+
+// SubmitAll is Submit for each of cs in order; those that follow one another to the same channel are sent with one doorbell. It stops at the first
+// that is not taken, and returns how many were.
+func (s *Session) SubmitAll(cs []*Command) (n int, err error) {
+	var p plug
+	for n < len(cs) && err == nil {
+		if err = s.submit(cs[n], &p); err == nil {
+			n++
+		}
+	}
+	p.pull()
+	return n, err
+}
+
+// submit is Submit; with p the command may lie in its channel's batch until p is pulled.
+func (s *Session) submit(c *Command, p *plug) error {
 	if !c.state.CompareAndSwap(cmdIdle, cmdSubmitted) {
 		panic("srp: command submitted while it is under way")
 	}
@@ -262,7 +280,7 @@ func (s *Session) Submit(c *Command) error {
 		if n < 0 {
 			n = int(s.turn.Add(1) & 0xffffff)
 		}
-		if chans[n%len(chans)].submit(c) {
+		if chans[n%len(chans)].submit(c, p) {
 			return nil
 		}
 	}
@@ -306,7 +324,7 @@ func (s *Session) cancelHeld(c *Command, why error) bool {
 	s.mu.Unlock()
 	if ok {
 		c.Err = why
-		c.complete()
+		c.complete(time.Now())
 	}
 	return ok
 }

@@ -3,6 +3,7 @@ package srp_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -431,5 +432,46 @@ func TestNoAllocation(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Commands submitted together leave with one doorbell for each channel, up to the first that is not taken.
+func TestSubmitAll(t *testing.T) {
+	s := newWorld(t).login(t, func(o *srp.LoginOptions) { o.ChannelCount = 2 })
+	do(t, s, read10(0, 1, make([]byte, 512))) // a unit attention
+	var cs []*srp.Command
+	ended := make(chan *srp.Command, 10)
+	for i := range 10 {
+		c := read10(uint32(i), 1, make([]byte, 512))
+		c.Queue = 1 + i/4
+		c.Done = func(c *srp.Command) { ended <- c }
+		cs = append(cs, c)
+	}
+	cs[8].Dir = srp.NoData // with a buffer: not taken
+	before := s.Stats()
+	began := time.Now()
+	n, err := s.SubmitAll(cs)
+	var arg *srp.ArgumentError
+	if n != 8 || !errors.As(err, &arg) {
+		t.Fatalf("%d commands taken, and then: %v", n, err)
+	}
+	for range n {
+		c := <-ended
+		if err := c.Error(); err != nil {
+			t.Error(err)
+		}
+		if c.Ended.Before(began) || c.Ended.After(time.Now()) {
+			t.Errorf("submitted after %s, done at %s", began, c.Ended)
+		}
+	}
+	after := s.Stats()
+	for i := range 2 {
+		b, a := before.Channels[i].Stats, after.Channels[i].Stats
+		if c, d := a.Commands-b.Commands, a.Doorbells-b.Doorbells; c != 4 || d != 1 {
+			t.Errorf("channel %d: %d commands, %d doorbells", i, c, d)
+		}
+	}
+	if n, err := s.SubmitAll(nil); n != 0 || err != nil {
+		t.Errorf("nothing: %d, %v", n, err)
 	}
 }
