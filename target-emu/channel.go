@@ -75,6 +75,7 @@ type channel struct {
 	largeOff  int
 	from      netip.Addr
 	count     counters
+	tally     tally // not yet in count
 
 	// Cold.
 	conn    cm.Conn

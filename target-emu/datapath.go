@@ -137,6 +137,7 @@ func (ch *channel) failed(wc *verbs.WorkCompletion) {
 
 // flush posts what the batch produced.
 func (ch *channel) flush() {
+	ch.count.add(&ch.tally)
 	if ch.closing {
 		ch.wrs, ch.data, ch.recvs, ch.groupStart, ch.groupData = ch.wrs[:0], ch.data[:0], ch.recvs[:0], 0, 0
 		return
@@ -244,7 +245,8 @@ func (ch *channel) take() *command {
 
 // request notes a unit that cost the initiator a credit.
 func (ch *channel) request() {
-	n := ch.count.outstanding.Add(1)
+	ch.tally.outstanding++
+	n := ch.count.outstanding.Load() + ch.tally.outstanding
 	if n > ch.count.maxOutstanding.Load() {
 		ch.count.maxOutstanding.Store(n)
 	}
@@ -257,7 +259,7 @@ func (ch *channel) request() {
 func (ch *channel) begin(b []byte, slot uint16) (kept bool) {
 	c := ch.take()
 	ch.request()
-	ch.count.commands.Add(1)
+	ch.tally.commands++
 	err := c.iu.Decode(b)
 	c.tag, _ = iu.PeekTag(b)
 	if err == nil && c.iu.In.Format != iu.NoData && c.iu.Out.Format != iu.NoData {
@@ -314,7 +316,7 @@ func (ch *channel) start(c *command, b []byte) {
 		return
 	case lun.WayIn, lun.WayRead:
 		if t.Way == lun.WayRead {
-			ch.count.reads.Add(1)
+			ch.tally.reads++
 		} else {
 			ch.count.others.Add(1)
 		}
@@ -753,7 +755,7 @@ func (ch *channel) move(c *command) {
 		ch.spoil(c, ch.buf(c)[:bytes])
 	}
 	ch.pieces(c, verbs.OpRDMAWrite, addr, lkey, bytes)
-	ch.count.bytesIn.Add(uint64(bytes))
+	ch.tally.bytesIn += uint64(bytes)
 	c.moved += bytes
 	if last {
 		t.FinishStream()
@@ -807,7 +809,7 @@ func (ch *channel) stepDone(c *command) {
 
 // drop ends an aborted command without a response.
 func (ch *channel) drop(c *command) {
-	ch.count.outstanding.Add(-1)
+	ch.tally.outstanding--
 	ch.count.aborted.Add(1)
 	ch.saved++
 	ch.limit--
@@ -893,7 +895,7 @@ func (ch *channel) send(c *command) {
 	if solicited {
 		r.SolNot = iu.Solicited
 	}
-	ch.count.outstanding.Add(-1)
+	ch.tally.outstanding--
 	n := 0
 	if c.verdict == nil {
 		n, _ = r.Encode(c.tx)
@@ -901,7 +903,7 @@ func (ch *channel) send(c *command) {
 		n = ch.distort(c, &r)
 	}
 	ch.limit += int64(r.ReqLimDelta) - 1
-	ch.count.credits.Add(int64(r.ReqLimDelta))
+	ch.tally.credits += int64(r.ReqLimDelta)
 	ch.post(c, n, solicited)
 	if c.verdict != nil {
 		for range c.verdict.dups {

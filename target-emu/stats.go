@@ -22,6 +22,26 @@ type counters struct {
 	credRsp, aerRsp, faults             atomic.Uint64
 }
 
+// tally is what a batch of completions will add to the counters that every command moves: an addition that others may read at any time costs
+// more than what it counts.
+type tally struct {
+	commands, reads, bytesIn uint64
+	outstanding, credits     int64
+}
+
+// add adds t, and empties it.
+func (c *counters) add(t *tally) {
+	if *t == (tally{}) {
+		return
+	}
+	c.commands.Add(t.commands)
+	c.reads.Add(t.reads)
+	c.bytesIn.Add(t.bytesIn)
+	c.outstanding.Add(t.outstanding)
+	c.credits.Add(t.credits)
+	*t = tally{}
+}
+
 // ChannelStats are one channel's counters.
 type ChannelStats struct {
 	Channel        int    `json:"channel"`
