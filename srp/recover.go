@@ -262,7 +262,7 @@ func (s *Session) reconnect(tick *time.Ticker) bool {
 			attempt = nil
 			if r.err == nil {
 				s.updateClock()
-				s.current.Store(&r.chans)
+				s.publish(r.chans)
 				s.mu.Lock()
 				s.state, s.lostErr = Running, nil
 				s.reconnects++

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,6 +79,7 @@ type Session struct {
 	began       time.Time
 	clock       atomic.Int64 // since began, advanced by the supervisor
 	turn        atomic.Uint32
+	modeMu      sync.Mutex // orders SetMode and the arrival of new channels
 	mode        atomic.Uint32
 	noImmediate bool // the target refused units that large
 	iuLimit     atomic.Int32
@@ -127,7 +129,7 @@ func Login(ctx context.Context, cfg Config, t TargetPort, o LoginOptions) (*Sess
 		s.pd.Dealloc()
 		return nil, err
 	}
-	s.current.Store(&chans)
+	s.publish(chans)
 	go s.supervise()
 	return s, nil
 }
@@ -207,10 +209,26 @@ func (s *Session) AllocMemory(size int) (*Memory, error) {
 	return m, nil
 }
 
-// SetMode changes who reaps the session's completions, without losing any.
+// SetMode changes who reaps the session's completions, without losing any. Channels that are being made take the mode when the session takes them.
+// After an error the old mode is in force.
 func (s *Session) SetMode(m completion.Mode) error {
+	if !slices.Contains(completion.Modes(), m) {
+		return fmt.Errorf("srp: %v is no completion mode", m)
+	}
+	s.modeMu.Lock()
+	defer s.modeMu.Unlock()
+	err := s.setMode(s.channels(), m)
+	if err != nil {
+		_ = s.setMode(s.channels(), s.Mode()) // at worst a channel is left in another mode, in which it works too
+		return err
+	}
 	s.mode.Store(uint32(m))
-	for _, ch := range s.channels() {
+	return nil
+}
+
+// setMode puts channels into a mode. Called with modeMu held.
+func (s *Session) setMode(chans []*channel, m completion.Mode) error {
+	for _, ch := range chans {
 		if !ch.enterWait(nil) {
 			continue // being replaced: its successor takes the new mode
 		}
@@ -221,6 +239,16 @@ func (s *Session) SetMode(m completion.Mode) error {
 		}
 	}
 	return nil
+}
+
+// publish makes new channels the session's. Their logins took a while, and began in the mode of that time: what SetMode has said since then holds for them too.
+func (s *Session) publish(chans []*channel) {
+	s.modeMu.Lock()
+	defer s.modeMu.Unlock()
+	if err := s.setMode(chans, s.Mode()); err != nil {
+		s.note("completion mode %s: %s", s.Mode(), err)
+	}
+	s.current.Store(&chans)
 }
 
 // Mode is the completion mode.
