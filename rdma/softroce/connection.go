@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -105,11 +106,14 @@ func (d *Device) route(local, peer netip.AddrPort, mtu verbs.MTU) cm.Route {
 
 // listener implements cm.Listener.
 type listener struct {
-	d      *Device
-	addr   netip.AddrPort
-	queue  chan *connection
-	done   chan struct{}
-	closed bool // guarded by Device.mu
+	d    *Device
+	addr netip.AddrPort
+	come chan struct{} // holds one when queue may have something for another Accept
+	done chan struct{}
+
+	// Guarded by Device.mu.
+	queue  []*connection // who waits to be accepted, the oldest first; who gives up leaves
+	closed bool
 }
 
 // Listen accepts connections for the device's address, or the unspecified one, which means the same.
@@ -120,7 +124,7 @@ func (k Connector) Listen(addr netip.AddrPort, backlog int) (cm.Listener, error)
 	}
 	backlog = max(backlog, 1)
 	backlog = min(backlog, 512)
-	l := &listener{d: d, queue: make(chan *connection, backlog), done: make(chan struct{})}
+	l := &listener{d: d, come: make(chan struct{}, 1), done: make(chan struct{})}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -137,15 +141,42 @@ func (k Connector) Listen(addr netip.AddrPort, backlog int) (cm.Listener, error)
 func (l *listener) Addr() netip.AddrPort { return l.addr }
 
 func (l *listener) Accept(ctx context.Context) (cm.Conn, error) {
+	for {
+		if c := l.take(); c != nil {
+			return c, nil
+		}
+		select {
+		case <-l.come:
+		case <-l.done:
+			return nil, net.ErrClosed
+		case <-l.d.done:
+			return nil, net.ErrClosed
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// take is the oldest request that waits, nil when none does.
+func (l *listener) take() *connection {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	if len(l.queue) == 0 || l.d.closed {
+		return nil
+	}
+	c := l.queue[0]
+	l.queue = slices.Delete(l.queue, 0, 1)
+	c.waitsIn = nil
+	if len(l.queue) > 0 {
+		l.wake()
+	}
+	return c
+}
+
+func (l *listener) wake() {
 	select {
-	case c := <-l.queue:
-		return c, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	case <-l.d.done:
-		return nil, net.ErrClosed
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	case l.come <- struct{}{}:
+	default:
 	}
 }
 
@@ -160,17 +191,14 @@ func (l *listener) Close() error {
 	l.closed = true
 	close(l.done)
 	d.cm.Unlisten(l.addr.Port())
-	for {
-		select {
-		case c := <-l.queue:
-			d.cm.Reject(c.mc, ibcm.ReasonConsumer, nil)
-			c.end(net.ErrClosed)
-		default:
-			d.settleCM(d.now())
-			d.flush(d.now())
-			return nil
-		}
+	for len(l.queue) > 0 {
+		c := l.queue[0]
+		d.cm.Reject(c.mc, ibcm.ReasonConsumer, nil)
+		c.end(net.ErrClosed) // leaves the queue
 	}
+	d.settleCM(d.now())
+	d.flush(d.now())
+	return nil
 }
 
 // connection implements cm.Conn.
@@ -185,6 +213,7 @@ type connection struct {
 	// Guarded by Device.mu.
 	mc        *ibcm.Conn // nil on the active side before Connect
 	qp        *queuePair
+	waitsIn   *listener // passive: until somebody takes it from there
 	awaitsRTU bool
 	ended     bool
 	err       error
@@ -247,11 +276,9 @@ func (d *Device) cmRequest(mc *ibcm.Conn) {
 		RetryCount: q.RetryCount, RNRRetryCount: q.RNRRetryCount, ACKTimeout: q.Primary.ACKTimeout,
 	}
 	mc.Owner = c
-	select {
-	case l.queue <- c:
-	default: // cannot be: the machine bounds what waits by the same backlog
-		d.cm.Reject(mc, ibcm.ReasonNoResources, nil)
-	}
+	c.waitsIn = l
+	l.queue = append(l.queue, c) // no more than the backlog: the machine counts those that wait here, and they leave when it forgets them
+	l.wake()
 }
 
 // leave moves the queue pair to the error state and ends the connection.
@@ -268,6 +295,10 @@ func (c *connection) end(err error) {
 		c.ended = true
 		c.err = err
 		c.awaitsRTU = false
+		if l := c.waitsIn; l != nil {
+			c.waitsIn = nil
+			l.queue = slices.DeleteFunc(l.queue, func(o *connection) bool { return o == c })
+		}
 		close(c.done)
 	}
 }

@@ -561,6 +561,9 @@ func (m *Machine) request(now time.Time, from netip.Addr, d *MAD) error {
 		// The peer has lost the old connection and does not know it.
 		m.refuse(from, d, &q, ReasonStale, nil)
 		m.Disconnect(now, old)
+		if old.state == Gone { // a request that nobody has answered yet: no event follows
+			m.event(Event{Kind: EventDisconnected, Conn: old})
+		}
 		return nil
 	}
 	if l.pending >= l.backlog || m.halfOpen >= maxHalfOpen {

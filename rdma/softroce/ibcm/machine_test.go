@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -428,6 +429,35 @@ func TestStaleConnection(t *testing.T) {
 	var r REJ
 	if r.Decode(&out[0].MAD); r.Reason != ReasonStale {
 		t.Fatalf("reason %d", r.Reason)
+	}
+}
+
+// The same while the request is not answered yet: whoever holds it learns that it is over, so that nobody is asked to answer it.
+func TestStaleRequest(t *testing.T) {
+	p := newPair(t)
+	p.listen()
+	p.connect()
+	p.settle()
+	b := p.take(addrB, EventRequest).Conn
+	q := *b.REQ()
+	q.LocalCommID++
+	var d MAD
+	q.Encode(&d, 5)
+	m := p.nodes[addrB]
+	m.Receive(p.now, addrA, d[:])
+	var reasons []uint16
+	for _, o := range m.Outputs() {
+		var r REJ
+		if err := r.Decode(&o.MAD); err != nil {
+			t.Error(err)
+		}
+		reasons = append(reasons, r.Reason)
+	}
+	if !slices.Equal(reasons, []uint16{ReasonStale, ReasonConsumer}) {
+		t.Errorf("refused for the reasons %d", reasons)
+	}
+	if e := m.Events(); len(e) != 1 || e[0].Kind != EventDisconnected || e[0].Conn != b || b.State() != Gone || m.Len() != 0 {
+		t.Errorf("%+v, %s, %d connections", e, b.State(), m.Len())
 	}
 }
 
