@@ -193,6 +193,7 @@ func (p *parser) url(s string) error {
 	if host == "" {
 		return &TargetError{Item: "srp:// URL", Value: s, Reason: "has no HOST:PORT"}
 	}
+	host = strings.Replace(host, "%25", "%", 1) // a zone's, as in RFC 6874; without the escape is understood too
 	if err := p.set("dest", host); err != nil {
 		return err
 	}
@@ -283,7 +284,7 @@ func URL(t TargetPort, o LoginOptions) string {
 			q = append(q, k.Name+"="+readable.Replace(url.QueryEscape(v)))
 		}
 	})
-	s := "srp://" + t.destination() + "/" + ids
+	s := "srp://" + strings.Replace(t.destination(), "%", "%25", 1) + "/" + ids
 	if len(q) > 0 {
 		s += "?" + strings.Join(q, "&")
 	}
@@ -317,16 +318,23 @@ func parseGID(s string) (g verbs.GID, err error) {
 	return g, nil
 }
 
-// parseEndpoint reads ADDR:PORT with an IPv6 address in brackets; a host name is returned as name.
+// parseEndpoint reads ADDR:PORT with an IPv6 address in brackets; a host name is returned as name. Without portNeeded ADDR alone will do, in
+// brackets or not.
 func parseEndpoint(s string, portNeeded bool) (ap netip.AddrPort, name string, err error) {
 	if !portNeeded {
-		if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
+		alone := s
+		if in, ok := strings.CutPrefix(s, "["); ok {
+			if in, ok = strings.CutSuffix(in, "]"); ok {
+				alone = in
+			}
+		}
+		if a, err := parseAddr(alone); err == nil {
 			return netip.AddrPortFrom(a, 0), "", nil
 		}
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		if strings.Contains(err.Error(), "missing port") {
+		if portNeeded && strings.Contains(err.Error(), "missing port") {
 			return ap, "", fmt.Errorf("has no port")
 		}
 		return ap, "", fmt.Errorf("not an address and port")
@@ -335,14 +343,23 @@ func parseEndpoint(s string, portNeeded bool) (ap netip.AddrPort, name string, e
 	if err != nil || portNeeded && n == 0 {
 		return ap, "", fmt.Errorf("port %q is not 1 to 65535", port)
 	}
-	if a, err := netip.ParseAddr(host); err == nil {
-		if a.Is4In6() {
-			a = a.Unmap()
-		}
+	if a, err := parseAddr(host); err == nil {
 		return netip.AddrPortFrom(a, uint16(n)), "", nil
 	}
-	if host == "" || strings.ContainsAny(host, " /:%?#[]@,=&") || strings.Trim(host, "0123456789.") == "" {
+	if host == "" || strings.ContainsAny(host, noName) || strings.Trim(host, "0123456789.") == "" {
 		return ap, "", fmt.Errorf("%q is neither an IP address nor a host name", host)
 	}
 	return ap, net.JoinHostPort(host, port), nil
+}
+
+// noName has what is in no name of a host or an interface, or would divide a target's description.
+const noName = " /:%?#[]@,=&"
+
+// parseAddr reads an address. Package netip takes anything for a zone, such as a bracket and a port; here it is the name or number of an interface.
+func parseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err == nil && (strings.ContainsAny(a.Zone(), noName) || printable(a.Zone()) != a.Zone()) {
+		err = fmt.Errorf("%q is not the name of an interface", a.Zone())
+	}
+	return a.Unmap(), err
 }

@@ -88,6 +88,14 @@ func TestParseTargetErrors(t *testing.T) {
 		ok + "reconnect_delay=0":                              "want seconds",
 		ok + "sg_tablesize=4,cmd_sg_entries=8,allow_ext_sg=1": "less than cmd_sg_entries",
 		ok + "src=::1":                                       "address family",
+		ok + "src=fe80::2%eth0]:5000":                        "src=fe80::2%eth0]:5000: not an address and port; want ADDR or ADDR:PORT",
+		ok + "src=[fe80::2%eth0":                             "not an address and port",
+		ok + "src=[::2]]":                                    "not an address and port",
+		ok + "src=::2]":                                      "not an address and port",
+		ok + "src=[127.0.0.1":                                "not an address and port",
+		ok + "src=fe80::2%et h0":                             "not an address and port",
+		ok + "src=fe80::2%\x1b[2J":                           "not an address and port",
+		"id_ext=1,ioc_guid=2,dest=[fe80::1%a/b]:5":           "neither an IP address nor a host name",
 		"id_ext=1,dest=10.0.0.1:5555":                        "ioc_guid: missing",
 		"id_ext=1,ioc_guid=2":                                "dest: missing",
 		"id_ext=1,ioc_guid=2,dgid=fe80":                      "32 hexadecimal digits",
@@ -134,6 +142,14 @@ func TestSourceAddress(t *testing.T) {
 		"srp://127.1.1.1:5555/1?src=127.9.9.9%3A77": {"src=127.9.9.9:77", "srp://127.1.1.1:5555/0000000000000001?src=127.9.9.9:77"},
 		"srp://[::1]:5555/1?src=::2":                {"src=[::2]", "srp://[::1]:5555/0000000000000001?src=[::2]"},
 		"srp://[::1]:5555/1?src=[::2]:5000":         {"src=[::2]:5000", "srp://[::1]:5555/0000000000000001?src=[::2]:5000"},
+		"srp://127.1.1.1:5/1?src=::ffff:127.9.9.9":  {"src=127.9.9.9", "srp://127.1.1.1:5/0000000000000001?src=127.9.9.9"},
+		// Zones, with a port and without.
+		"srp://[::1]:5/1?src=[fe80::2%25eth0]:5000":      {"src=[fe80::2%eth0]:5000", "srp://[::1]:5/0000000000000001?src=[fe80::2%25eth0]:5000"},
+		"srp://[::1]:5/1?src=[fe80::2%25eth0]":           {"src=[fe80::2%eth0]", "srp://[::1]:5/0000000000000001?src=[fe80::2%25eth0]"},
+		"srp://[::1]:5/1?src=fe80::2%25eth0":             {"src=[fe80::2%eth0]", "srp://[::1]:5/0000000000000001?src=[fe80::2%25eth0]"},
+		"srp://[fe80::1%25eth0]:5/1?src=fe80::2%25eth0":  {"dest=[fe80::1%eth0]:5", "srp://[fe80::1%25eth0]:5/0000000000000001?src=[fe80::2%25eth0]"},
+		"srp://[fe80::1%eth0.7]:5/1":                     {"dest=[fe80::1%eth0.7]:5", "srp://[fe80::1%25eth0.7]:5/0000000000000001"},
+		"id_ext=1,ioc_guid=1,dest=[fe80::1%25]:5,src=::": {"dest=[fe80::1%25]:5", "srp://[fe80::1%2525]:5/0000000000000001?src=[::]"},
 	} {
 		p, o, err := ParseTarget(in)
 		if err != nil {
@@ -154,6 +170,8 @@ func FuzzParseTarget(f *testing.F) {
 	f.Add("id_ext=505400fffe123456,ioc_guid=505400fffe123457,dest=10.0.0.1:5555")
 	f.Add("srp://[::1]:5555/1:2?queue_size=128&src=[::2]&reconnect_delay=off")
 	f.Add("id_ext=1,ioc_guid=2,dgid=fe80000000000000505400fffe123456,pkey=7fff,service_id=505400fffe123456")
+	f.Add("srp://[fe80::1%25eth0]:5/1?src=[fe80::2%25eth0]:5000")
+	f.Add("id_ext=1,ioc_guid=2,dest=[fe80::1%25]:5,src=fe80::2%eth0")
 	f.Add("srp://storage-1.example:5555/1?use_imm_data=n&fast_io_fail_tmo=1&dev_loss_tmo=2.5")
 	f.Add("id_ext=5054:00ff:fe12:3456,ioc_guid=1,dest=[fe80::1%eth0]:5555,\nallow_ext_sg=1,cmd_sg_entries=255,sg_tablesize=2048,ch_count=4\n")
 	for _, k := range LoginKeys() {
