@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
+	"srp-initiator/rdma/cm"
 	"srp-initiator/srp/iu"
 	"srp-initiator/srp/scsi"
 	"srp-initiator/target-emu/lun"
@@ -169,8 +169,9 @@ func (f *faultRun) tick(s *ruleState) {
 }
 
 // login lets the script have its say about an acceptable login: refuse it, or change rsp. raw replaces the encoded response.
-func (f *faultRun) login(ctx context.Context, req *iu.LoginReq, rsp *iu.LoginRsp, from netip.Addr) (rej *rejection, raw []byte) {
+func (f *faultRun) login(ctx context.Context, conn cm.Conn, req *iu.LoginReq, rsp *iu.LoginRsp) (rej *rejection, raw []byte) {
 	var delay time.Duration
+	from := peerAddr(conn)
 	f.mu.Lock()
 	for i := range f.rules {
 		s := &f.rules[i]
@@ -206,7 +207,11 @@ func (f *faultRun) login(ctx context.Context, req *iu.LoginReq, rsp *iu.LoginRsp
 	}
 	f.mu.Unlock()
 	if delay > 0 {
-		f.t.sleep(ctx, delay)
+		select {
+		case <-ctx.Done():
+		case <-conn.Done():
+		case <-time.After(delay):
+		}
 	}
 	return rej, raw
 }

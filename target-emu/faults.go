@@ -133,7 +133,105 @@ func ParseFaults(text string) (*Faults, error) {
 		}
 		f.rules = append(f.rules, r)
 	}
+	if err := f.checkReleases(); err != nil {
+		return nil, err
+	}
 	return f, nil
+}
+
+// checkReleases finds a release of what no rule of the script holds.
+func (f *Faults) checkReleases() error {
+	held := map[string]bool{}
+	for _, r := range f.rules {
+		for _, a := range r.actions {
+			if a.verb == "hold" {
+				held[a.name] = true
+			}
+		}
+	}
+	for _, r := range f.rules {
+		for _, a := range r.actions {
+			if a.verb != "release" || held[a.name] {
+				continue
+			}
+			why := fmt.Sprintf("release %s: no rule has hold %[1]s", a.name)
+			if len(held) > 0 {
+				why += "; held are " + strings.Join(slices.Sorted(maps.Keys(held)), ", ")
+			}
+			return &FaultError{r.line, why}
+		}
+	}
+	return nil
+}
+
+// answerEdits change the answer to a command or a function, or are sent with it.
+var answerEdits = []string{"credits", "tag", "duplicate", "residual", "claim", "short", "flags", "rsp-data", "raw", "code"}
+
+// deferrals say when an answer is sent; a rule has one of them.
+var deferrals = []string{"hold", "shuffle", "delay"}
+
+// useless says what an action loses when another one of its rule is there: nothing of it would be seen.
+var useless = []struct {
+	because string
+	nothing []string
+	why     string
+}{
+	{"drop", slices.Concat(answerEdits, deferrals, []string{"send"}), "drop sends no answer"},
+	{"disconnect", slices.Concat(answerEdits, deferrals), "disconnect sends no answer"},
+	{"break", slices.Concat(answerEdits, deferrals), "break sends no answer"},
+	{"raw", []string{"credits", "tag", "residual", "claim", "flags", "rsp-data", "code"}, "raw is all of the answer"},
+	{"status", []string{"corrupt", "cut"}, "the command is not carried out and moves no data"},
+	{"sense", []string{"corrupt", "cut"}, "the command is not carried out and moves no data"},
+	{"sense-raw", []string{"corrupt", "cut"}, "the command is not carried out and moves no data"},
+	{"reject", []string{"limit", "max-it", "max-ti", "rsp-flags", "formats", "accept-raw"}, "the login is refused"},
+	{"reject-raw", []string{"limit", "max-it", "max-ti", "rsp-flags", "formats", "accept-raw"}, "the login is refused"},
+	{"ignore", []string{"limit", "max-it", "max-ti", "rsp-flags", "formats", "accept-raw"}, "the login is not answered"},
+}
+
+// oneOf are actions of which a rule has one at most, and once.
+var oneOf = [][]string{
+	deferrals, {"status", "sense", "sense-raw"}, {"rsp-data", "code"}, {"disconnect", "break"}, {"reject", "reject-raw", "ignore"},
+	{"duplicate"}, {"residual"}, {"short"}, {"flags"}, {"raw"}, {"corrupt"}, {"cut"}, {"limit"}, {"max-it"}, {"max-ti"}, {"rsp-flags"}, {"formats"}, {"accept-raw"},
+}
+
+// checkActions finds actions of one rule of which one undoes the other.
+func (r *rule) checkActions() error {
+	has := map[string]bool{}
+	for _, a := range r.actions {
+		for _, group := range oneOf {
+			if !slices.Contains(group, a.verb) {
+				continue
+			}
+			for _, other := range group {
+				if has[other] && (other != a.verb || other != "delay") { // delays add up
+					if len(group) == 1 || other == a.verb {
+						return fmt.Errorf("%s: twice in one rule; want it once", a.verb)
+					}
+					return fmt.Errorf("%s and %s in one rule: want one of %s", other, a.verb, strings.Join(group, ", "))
+				}
+			}
+		}
+		if end := firstOf(has, "disconnect", "break"); a.verb == "send" && end != "" {
+			return fmt.Errorf("send behind %s is not sent; want it before", end)
+		}
+		has[a.verb] = true
+	}
+	for _, u := range useless {
+		if lost := firstOf(has, u.nothing...); has[u.because] && lost != "" {
+			return fmt.Errorf("%s and %s in one rule: %s; want one of them", u.because, lost, u.why)
+		}
+	}
+	return nil
+}
+
+// firstOf is the first of names that is in has, or "".
+func firstOf(has map[string]bool, names ...string) string {
+	for _, n := range names {
+		if has[n] {
+			return n
+		}
+	}
+	return ""
 }
 
 func parseRule(words []string) (r rule, err error) {
@@ -180,7 +278,7 @@ func parseRule(words []string) (r rule, err error) {
 		}
 		r.actions = append(r.actions, a)
 		if n == len(rest) {
-			return r, nil
+			return r, r.checkActions()
 		}
 		rest = rest[n+1:]
 	}

@@ -2,8 +2,10 @@ package targetemu
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -29,11 +31,14 @@ cmd : tag random ; tag previous ; tag xor=ff ; tag 0102030405060708
 cmd : residual in-under=512 ; claim sense=4096 ; short 20 ; flags 0x20 ; rsp-data 00000005
 cmd : raw c100
 cmd : send cred-req delta=-2 tag=7 ; send aer-req delta=3 asc=3f/0e lun=1 ; send t-logout reason=1 ; send opcode=7f len=16 ; send raw=81
-cmd : corrupt 1 ; cut 512 ; drop ; shuffle 8 for=50ms
+cmd : corrupt 1 ; cut 512 ; drop
+cmd : shuffle 8 for=50ms
 tmf func=abort : code 5 ; delay 1s
 tmf : drop
 login from=10.0.0.0/8 first=1 : reject 0x00010006
-login : reject-raw c2 ; limit 2 ; max-it 64 ; max-ti 100 ; rsp-flags 0x81 ; formats 2 ; accept-raw c0 ; delay 1s ; ignore ; vanish 2s
+login : reject-raw c2 ; delay 1s ; vanish 2s
+login : limit 2 ; max-it 64 ; max-ti 100 ; rsp-flags 0x81 ; formats 2 ; accept-raw c0 ; delay 1s ; delay 1s
+login nth=9 : ignore
 time at=5s : send cred-req delta=1 ; disconnect
 time every=1s channel=0 : release reads ; ua 29/00 ; break
 time at=1h : vanish 20s
@@ -42,7 +47,7 @@ time at=1h : vanish 20s
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.Seed != 42 || f.Len() != 19 {
+	if f.Seed != 42 || f.Len() != 22 {
 		t.Errorf("seed %d, %d rules", f.Seed, f.Len())
 	}
 	for _, bad := range []string{
@@ -57,6 +62,53 @@ time at=1h : vanish 20s
 		var fe *FaultError
 		if !errors.As(err, &fe) || fe.Line != 2 || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// Actions of one rule of which one undoes the other are refused, and so is the release of what nothing holds; what has an effect together is not.
+func TestActionsThatUndoEachOther(t *testing.T) {
+	for rule, want := range map[string]string{
+		"cmd : drop ; duplicate":                      "drop and duplicate in one rule: drop sends no answer; want one of them",
+		"cmd : credits +1 ; drop":                     "drop and credits",
+		"tmf : drop ; code 5":                         "drop and code",
+		"cmd : drop ; send raw=ff":                    "drop and send",
+		"cmd : hold ; drop":                           "drop and hold",
+		"cmd : disconnect ; tag random":               "disconnect and tag",
+		"cmd : short 20 ; break":                      "break and short",
+		"cmd : disconnect ; send raw=ff":              "send behind disconnect is not sent; want it before",
+		"time at=1s : break ; send raw=ff":            "send behind break",
+		"time at=1s : disconnect ; break":             "disconnect and break in one rule: want one of disconnect, break",
+		"cmd : hold a count=2 ; delay 1s":             "hold and delay in one rule: want one of hold, shuffle, delay",
+		"tmf : shuffle 2 ; hold":                      "shuffle and hold",
+		"cmd : hold a ; hold b":                       "hold: twice in one rule; want it once",
+		"cmd : status busy ; sense 5 24/00":           "status and sense in one rule: want one of status, sense, sense-raw",
+		"cmd : short 20 ; short 30":                   "short: twice in one rule; want it once",
+		"cmd : raw c1 ; flags 2":                      "raw and flags in one rule: raw is all of the answer",
+		"cmd : corrupt 1 ; status busy":               "status and corrupt",
+		"tmf : code 5 ; rsp-data 00000005":            "code and rsp-data in one rule",
+		"login : reject 1 ; limit 2":                  "reject and limit in one rule: the login is refused",
+		"login : ignore ; accept-raw c0":              "ignore and accept-raw",
+		"login : reject 1 ; ignore":                   "reject and ignore in one rule",
+		"login : max-it 64 ; max-it 65":               "max-it: twice",
+		"cmd : release late":                          "release late: no rule has hold late",
+		"cmd op=tur : hold early\ntmf : release late": "release late: no rule has hold late; held are early",
+		"cmd op=tur : hold early\ntmf : release":      "release held: no rule has hold held; held are early",
+	} {
+		_, err := ParseFaults(rule)
+		var fe *FaultError
+		if !errors.As(err, &fe) || fe.Line != 1+strings.Count(rule, "\n") || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v; want one line with %q", rule, err, want)
+		}
+	}
+	for _, rule := range []string{
+		"cmd : status busy ; drop", "cmd : corrupt 1 ; drop", "cmd : ua 29/00 ; drop", "cmd : send raw=ff ; disconnect", "cmd : send raw=ff ; send raw=fe ; break", "cmd : drop ; vanish 1s",
+		"cmd : delay 1s ; delay 2s", "cmd : credits +1 ; credits +2", "cmd : raw c1 ; duplicate 2 ; delay 1s", "cmd : raw c1ff ; short 1", "cmd : sense 5 24/00 ; residual in-under=1 ; flags 2 ; claim sense=9 ; claim data=9",
+		"cmd op=read : drop\ncmd : duplicate 2",
+		"cmd op=tur : release\ncmd op=read : hold", "cmd : hold a ; release a", "login : delay 1s ; reject 1 ; vanish 1s", "login : accept-raw c0 ; limit 2",
+	} {
+		if _, err := ParseFaults(rule); err != nil {
+			t.Errorf("%q: %v", rule, err)
 		}
 	}
 }
@@ -365,6 +417,28 @@ func TestFaultVanish(t *testing.T) {
 	if g, err := p.next(5 * time.Second); err == nil || err == errTimeout {
 		t.Errorf("a session without retries left: % x, %v", g, err)
 	}
+}
+
+// A login whose answer a script delays keeps its place no longer than its peer waits.
+func TestDelayedLoginThatGivesUp(t *testing.T) {
+	r := newRig(t, Config{}, "login nth=1 : delay 24h")
+	p := newPeer(t, openFabric(t))
+	ctx, giveUp := context.WithCancel(context.Background())
+	p.ctx, p.patience = ctx, time.Minute
+	gone := make(chan error, 1)
+	go func() {
+		_, err := p.dial(r, loginBytes(1, r.target.PortID(), false))
+		gone <- err
+	}()
+	r.settles(func() bool { return r.target.Stats().Faults[0].Acted == 1 })
+	giveUp()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Errorf("a login that gives up: %v", err)
+	}
+	r.settles(func() bool { return r.pending(netip.Addr{}) == 0 })
+	q := r.login(openFabric(t), 1, false)
+	q.send(cmdBytes(1, 0, 0))
+	q.good(q.recv(), 1)
 }
 
 // A login that is ignored gets no answer, a REJ neither.

@@ -2,6 +2,8 @@ package targetemu
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -689,10 +691,10 @@ func (r *rig) age() {
 	}
 }
 
-// settles waits until ok.
+// settles waits until ok; what will not be so within half a minute never is.
 func (r *rig) settles(ok func() bool) {
 	r.t.Helper()
-	for limit := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			r.t.Fatal("does not come to be")
 		}
@@ -706,31 +708,40 @@ func TestUnfinishedLoginsOfOneNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, Config{}, fmt.Sprintf("login from=%s : delay 3s", g.GID.Addr()))
+	// Those that may be under way at once wait until their peers give up.
+	r := newRig(t, Config{}, fmt.Sprintf("login from=%s first=%d : delay 24h", g.GID.Addr(), maxLoginsFrom))
+	ctx, giveUp := context.WithCancel(context.Background())
+	defer giveUp()
 	var logins sync.WaitGroup
-	var refused atomic.Int32
+	var refused, gone atomic.Int32
 	for i := range maxLogins + 6 {
 		p := newPeer(t, bad)
+		p.ctx, p.patience = ctx, 5*time.Minute
 		logins.Go(func() {
-			rej, err := p.dial(r, loginBytes(byte(10+i), r.target.PortID(), false))
-			if err != nil {
-				t.Errorf("login: %v", err)
-			} else if rej != nil {
+			switch rej, err := p.dial(r, loginBytes(byte(10+i), r.target.PortID(), false)); {
+			case rej != nil:
 				refused.Add(1)
+			case errors.Is(err, context.Canceled):
+				gone.Add(1)
+			default:
+				t.Errorf("login: %v", err)
 			}
 		})
 	}
-	for limit := time.Now().Add(2 * time.Second); refused.Load() < maxLogins+6-maxLoginsFrom && time.Now().Before(limit); {
-		time.Sleep(time.Millisecond)
-	}
+	r.settles(func() bool { return refused.Load() == maxLogins+6-maxLoginsFrom })
 	p := r.login(good, 1, false)
 	p.send(cmdBytes(1, 0, 0))
 	p.good(p.recv(), 1)
+	if n := r.pending(g.GID.Addr()); n != maxLoginsFrom {
+		t.Errorf("%d logins under way from one address, want %d", n, maxLoginsFrom)
+	}
+	giveUp()
 	logins.Wait()
-	if n := refused.Load(); n != maxLogins+6-maxLoginsFrom {
-		t.Errorf("%d refused, want %d", n, maxLogins+6-maxLoginsFrom)
+	if n, m := refused.Load(), gone.Load(); n != maxLogins+6-maxLoginsFrom || m != maxLoginsFrom {
+		t.Errorf("%d refused, want %d; %d waited, want %d", n, maxLogins+6-maxLoginsFrom, m, maxLoginsFrom)
 	}
 	// And all is as before.
+	r.settles(func() bool { return r.pending(g.GID.Addr()) == 0 })
 	q := r.login(bad, 2, false)
 	q.send(cmdBytes(1, 0, 0))
 	q.good(q.recv(), 1)

@@ -378,7 +378,12 @@ func (t *Target) admit(ctx context.Context, conn cm.Conn, l *pendingLogin, req *
 	rsp := t.accept(req)
 	var rspRaw []byte
 	if t.faults != nil {
-		rej, raw := t.faults.login(ctx, req, &rsp, peerAddr(conn))
+		rej, raw := t.faults.login(ctx, conn, req, &rsp)
+		select {
+		case <-conn.Done(): // the peer has not waited so long
+			return nil, nil
+		default:
+		}
 		// A login that made the target vanish is answered as the peer's CM repeats it when the target is back.
 		if !t.awake(ctx, conn) {
 			return nil, nil

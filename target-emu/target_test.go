@@ -138,8 +138,9 @@ type peer struct {
 	got  [][]byte
 	last int // completions of the last poll that had any
 
-	patience time.Duration // for the answer to the login; 0: 10 s
-	broken   error         // why the queue pair has failed
+	ctx      context.Context // of the login; nil: none
+	patience time.Duration   // for the answer to the login; 0: 10 s
+	broken   error           // why the queue pair has failed
 }
 
 const (
@@ -224,7 +225,11 @@ func (p *peer) connect(r *rig, data []byte) (rej []byte) {
 // dial is connect for logins that may come to nothing.
 func (p *peer) dial(r *rig, data []byte) (rej []byte, err error) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+	ctx := p.ctx
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, max(15*time.Second, p.patience+5*time.Second))
 	defer cancel()
 	conn, err := p.f.Connector().Resolve(ctx, netip.AddrPort{}, cm.Addr{IP: r.target.Addr()})
 	if err != nil {
