@@ -46,6 +46,7 @@ type connectFlags struct {
 	verbose    bool
 	settings   *completion.Config // in place of what the flags say
 	shared     *rdma.Fabric       // in place of a device of its own
+	functions  bool               // the timeout is that of task management functions
 	fixed      bool               // SIGUSR1 changes nothing: the caller sets the mode
 }
 
@@ -228,6 +229,9 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 	}
 	if f.timeout > 0 {
 		o.CommandTimeout = f.timeout
+		if f.functions {
+			o.TaskMgmtTimeout = f.timeout
+		}
 	}
 	if f.connect > 0 {
 		o.ConnectTimeout = f.connect
@@ -374,7 +378,10 @@ func (e *env) notice(s string) {
 
 // unitVerb is a verb on one logical unit.
 func unitVerb(fs *pflag.FlagSet, do func(*env, *disk.Unit) error) func(*env) error {
-	var f connectFlags
+	return new(connectFlags).unitVerb(fs, do)
+}
+
+func (f *connectFlags) unitVerb(fs *pflag.FlagSet, do func(*env, *disk.Unit) error) func(*env) error {
 	var l lunFlag
 	l.register(fs)
 	f.register(fs)

@@ -102,6 +102,15 @@ func runs(t *testing.T, stdin string, args ...string) (stdout, stderr string, co
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
+// Data and JSON do not go to one standard output.
+func TestRawDataAndJSON(t *testing.T) {
+	stdout, _, code := runs(t, "", "raw", emulate(t, ""), "120000006000", "--in", "96", "-o", "-", "--json")
+	var answer struct{ Error string }
+	if err := json.Unmarshal([]byte(stdout), &answer); err != nil || code != 2 || !strings.Contains(answer.Error, "--output - and --json both say what standard output gets") {
+		t.Errorf("exit code %d, %q, %v", code, stdout, err)
+	}
+}
+
 func TestVerbs(t *testing.T) {
 	url := emulate(t, "")
 	raw := emulate(t, "login : reject-raw 0102")
@@ -188,6 +197,12 @@ func TestVerbs(t *testing.T) {
 		{[]string{"inq", url, "--lun", "9"}, 1, "no such logical unit"},
 		{[]string{"inq", url, "--lun", "9", "--all"}, 1, "no such logical unit"},
 		{[]string{"read", url, "-o", "/nonexistent/x"}, 2, "no such file"},
+		// Flags that would do nothing.
+		{[]string{"probe", url, "--timeout", "1s"}, 2, "--timeout: probe sends no SCSI command; want --connect-timeout"},
+		{[]string{"raw", url, "000000000000", "-o", out}, 2, "--output goes with --in from 1 up"},
+		{[]string{"raw", url, "000000000000", "-o", out, "--in", "0"}, 2, "--output goes with --in from 1 up"},
+		{[]string{"raw", url, "2a000000000000000100", "-o", out, "--out", in}, 2, "--output goes with --in from 1 up"},
+		{[]string{"reset", emulate(t, "tmf : drop") + "?tmf_tmo=600", "--timeout", "200ms"}, 1, "no answer in time"},
 		{[]string{"raw", url, "2a000000000000000100", "--out", "/dev/zero"}, 2, "has more than 268435456 bytes"},
 		// No server is asked for a name with an empty label: the test needs no network.
 		{[]string{"probe", "srp://nosuch..host:5555/1"}, 4, "no such host"},

@@ -18,7 +18,11 @@ command. A refusal is told in words with its code.`,
 	flags: func(fs *pflag.FlagSet) func(*env) error {
 		var f connectFlags
 		f.register(fs)
+		fs.Lookup("timeout").Hidden = true
 		return func(e *env) error {
+			if fs.Changed("timeout") {
+				return usagef("--timeout: probe sends no SCSI command; want --connect-timeout, of a channel's login")
+			}
 			return f.with(e, func(c *connection) error {
 				st := c.Stats()
 				t, o := c.Target(), c.Options()

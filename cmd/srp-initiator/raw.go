@@ -49,6 +49,10 @@ a file.`,
 			switch {
 			case in >= 0 && data != "":
 				return usagef("--in and --out exclude each other")
+			case out != "" && in <= 0:
+				return usagef("--output goes with --in from 1 up: without it nothing is received")
+			case out == "-" && e.json:
+				return usagef("--output - and --json both say what standard output gets: want one of them, or the name of a file")
 			case in > 1<<30:
 				return usagef("--in %d: want 0 to 1G", in)
 			case in > 0:

@@ -13,7 +13,8 @@ var resetVerb = &verb{
 initiator is told by a unit attention.`,
 	example: "  srp-initiator reset srp://10.0.0.1:5555/505400fffe123456 --lun 1",
 	flags: func(fs *pflag.FlagSet) func(*env) error {
-		return unitVerb(fs, func(e *env, u *disk.Unit) error {
+		f := &connectFlags{functions: true}
+		act := f.unitVerb(fs, func(e *env, u *disk.Unit) error {
 			if err := u.Session.LUNReset(u.LUN); err != nil {
 				return err
 			}
@@ -22,5 +23,7 @@ initiator is told by a unit attention.`,
 			}
 			return nil
 		})
+		fs.Lookup("timeout").Usage = "of the reset: how long its answer may take (default: tmf_tmo of TARGET, 5s)"
+		return act
 	},
 }
