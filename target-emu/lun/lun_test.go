@@ -1111,9 +1111,7 @@ func TestFlushes(t *testing.T) {
 	} {
 		before := s.n
 		i.good(c.cdb, nil)
-		if err := u.flusher.end(); err != nil {
-			t.Error(err)
-		}
+		u.flusher.settle()
 		if n := s.n - before; n != c.want {
 			t.Errorf("%s: made durable %d times, want %d", name, n, c.want)
 		}
@@ -1134,9 +1132,7 @@ func TestFlushes(t *testing.T) {
 	g.gate <- nil
 	g.next(t)
 	g.gate <- errors.New("lost")
-	for u.flusher.busy() {
-		runtime.Gosched()
-	}
+	u.flusher.settle()
 	go func() { <-g.began; g.gate <- nil }()
 	i.check(scsi.SynchronizeCache10(0, 0), nil, scsi.MediumError, scsi.ASCWriteError)
 	go func() { <-g.began; g.gate <- nil }()
@@ -1150,10 +1146,115 @@ func TestFlushes(t *testing.T) {
 	}
 }
 
-func (f *flusher) busy() bool {
+// Whoever makes data durable waits for the flush under way, which may have missed them, and for one more, and not for those that others
+// ask for meanwhile. A flush's error is told to everybody whose data it may have met, and if nobody waits, to the next who does.
+func TestFlushesOfOthers(t *testing.T) {
+	g := &gated{syncs: *newSyncs(t), began: make(chan struct{}), gate: make(chan error)}
+	u, err := New(g, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMap(t, u)
+	stranger, last := attach(t, m, 1), byte(1)
+	immed := scsi.Transfer{Op: scsi.OpSynchronizeCache10, Immed: true}.CDB()
+	ask := func() chan scsi.Status { // returns when the command waits
+		last++
+		i, answer, before := attach(t, m, last), make(chan scsi.Status, 1), u.flusher.askers()
+		go func() { answer <- i.do(scsi.SynchronizeCache10(0, 0), nil).status }()
+		for deadline := time.Now().Add(5 * time.Second); u.flusher.askers() == before; runtime.Gosched() {
+			if time.Now().After(deadline) {
+				t.Fatal("does not wait")
+			}
+		}
+		return answer
+	}
+	answered := func(answer chan scsi.Status, want scsi.Status) {
+		t.Helper()
+		select {
+		case got := <-answer:
+			if got != want {
+				t.Errorf("status %v, want %v", got, want)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatal("waits for the flushes of others")
+		}
+	}
+	lost := errors.New("lost")
+
+	stranger.good(immed, nil)
+	g.next(t)
+	a, b := ask(), ask()
+	stranger.good(immed, nil)
+	g.gate <- nil
+	g.next(t)
+	if len(a) > 0 || len(b) > 0 {
+		t.Error("answered after a flush that had begun before the command")
+	}
+	stranger.good(immed, nil)
+	g.gate <- nil
+	answered(a, scsi.StatusGood)
+	answered(b, scsi.StatusGood)
+
+	// The stranger's flush fails while others wait for the next.
+	g.next(t)
+	a = ask()
+	g.gate <- lost
+	g.next(t)
+	b = ask()
+	g.gate <- nil
+	answered(a, scsi.StatusCheckCondition)
+	g.next(t)
+	g.gate <- lost
+	answered(b, scsi.StatusCheckCondition)
+
+	// One that runs the flush itself leaves the next to others.
+	a = ask()
+	g.next(t)
+	b = ask()
+	c := ask()
+	g.gate <- nil
+	answered(a, scsi.StatusGood)
+	g.next(t)
+	g.gate <- lost
+	answered(b, scsi.StatusCheckCondition)
+	answered(c, scsi.StatusCheckCondition)
+	a = ask()
+	g.next(t)
+	g.gate <- nil
+	answered(a, scsi.StatusGood)
+
+	// Closing waits for what has been asked for, and takes what nobody has been told.
+	stranger.good(immed, nil)
+	g.next(t)
+	stranger.good(immed, nil)
+	closed := make(chan error, 1)
+	go func() { closed <- u.Close() }()
+	g.gate <- lost
+	g.next(t)
+	g.gate <- nil
+	if err := <-closed; !errors.Is(err, lost) {
+		t.Errorf("closing: %v, want the error of the last flush but one", err)
+	}
+}
+
+// settle waits until no flush is under way.
+func (f *flusher) settle() {
+	for busy := true; busy; runtime.Gosched() {
+		f.mu.Lock()
+		busy = f.running
+		f.mu.Unlock()
+	}
+}
+
+// askers counts the flushes and who waits for the next.
+func (f *flusher) askers() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.running
+	n := len(f.waiting)
+	if f.running {
+		n++
+	}
+	return n
 }
 
 // next waits for the next call of Sync.

@@ -158,59 +158,10 @@ func (u *Unit) RemoveMemoryLock(l sync.Locker) {
 }
 
 // Close closes the store, when what SYNCHRONIZE CACHE with IMMED has begun is done.
-func (u *Unit) Close() error { return errors.Join(u.flusher.end(), u.store.Close()) }
+func (u *Unit) Close() error { return errors.Join(u.flusher.close(), u.store.Close()) }
 
 // flush makes what was written durable. An error of a flush that nobody waited for comes out here: the operating system tells it once.
-func (u *Unit) flush() error { return errors.Join(u.flusher.end(), u.store.Sync()) }
-
-// flusher makes a store's data durable after the command that asked for it has been answered.
-type flusher struct {
-	mu      sync.Mutex
-	running bool  // guarded by mu, as what follows
-	again   bool  // asked for meanwhile: what was written since has to come along
-	err     error // not yet told
-	idle    sync.Cond
-}
-
-// begin starts a flush of st; of those that are asked for while one is under way one follows it.
-func (f *flusher) begin(st Store) {
-	if !st.WriteBack() {
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.again = f.running
-	if f.running {
-		return
-	}
-	f.running = true
-	f.idle.L = &f.mu
-	go func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		for more := true; more; more = f.again {
-			f.again = false
-			f.mu.Unlock()
-			err := st.Sync()
-			f.mu.Lock()
-			f.err = cmp.Or(f.err, err)
-		}
-		f.running = false
-		f.idle.Broadcast()
-	}()
-}
-
-// end waits for the flush under way and takes the error.
-func (f *flusher) end() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for f.running {
-		f.idle.Wait()
-	}
-	err := f.err
-	f.err = nil
-	return err
-}
+func (u *Unit) flush() error { return u.flusher.flush(u.store) }
 
 // Nexus is one initiator port's view of a unit (an I_T_L nexus). It is kept while the unit lives or until
 // room is needed and nobody uses it, so that registrations outlive a lost connection.
