@@ -234,7 +234,7 @@ func TestFaultCorruptAndCut(t *testing.T) {
 // TestFaultOrder: shuffled answers come in the order of the seed, and the same seed gives the same order.
 func TestFaultOrder(t *testing.T) {
 	order := func(seed string) (tags []uint64) {
-		r := newRig(t, Config{}, "seed "+seed+"\ncmd op=read : shuffle 8")
+		r := newRig(t, Config{}, "seed "+seed+"\ncmd op=read : shuffle 8 for=10m")
 		p := r.login(openFabric(t), 1, false)
 		for i := range uint64(8) {
 			p.read(i, 0)
@@ -458,12 +458,16 @@ func TestFaultIgnore(t *testing.T) {
 }
 
 func TestFaultTimes(t *testing.T) {
-	r := newRig(t, Config{}, "time every=50ms : send cred-req delta=1\ntime at=300ms : send raw=ff ; disconnect\ncmd : hold\ntime at=200ms : release")
+	r := newRig(t, Config{}, "time every=50ms : send cred-req delta=1\ntime at=24h : send raw=ff ; disconnect\ncmd : hold\ntime every=200ms : release")
 	p := r.login(openFabric(t), 1, false)
 	p.send(cmdBytes(1, 0, 0))
 	kinds := map[byte]int{}
+	for kinds[0x81] < 2 || kinds[0xc1] == 0 {
+		kinds[p.recv()[0]]++
+	}
+	r.target.faults.tick(&r.target.faults.rules[1]) // its time comes when the session is there, however long that took
 	for {
-		g, err := p.next(3 * time.Second)
+		g, err := p.next(30 * time.Second)
 		if err != nil {
 			break
 		}

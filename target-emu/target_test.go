@@ -361,7 +361,7 @@ func (p *peer) next(d time.Duration) ([]byte, error) {
 
 func (p *peer) recv() []byte {
 	p.t.Helper()
-	b, err := p.next(10 * time.Second)
+	b, err := p.next(30 * time.Second)
 	if err != nil {
 		p.t.Fatal(err)
 	}
