@@ -163,9 +163,17 @@ func TestBusyTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, d := open(t, completion.Interrupt, "ram:16m", func(c *targetemu.Config) { c.Faults = faults })
-	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRW, BlockSize: 4096, Depth: 16, Jobs: 1, Loops: 1000, Verify: true, ReadPct: 50, Size: 1 << 20})
-	if err != nil || r.Verified < 1000 {
-		t.Errorf("%v, %+v", err, r)
+	for _, w := range []struct {
+		depth int
+		loops int64
+	}{{16, 1000}, {8, 300}, {8, 301}, {8, 302}, {2, 300}} { // what is held at the end goes by its time
+		r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRW, BlockSize: 4096, Depth: w.depth, Jobs: 1, Loops: w.loops, Verify: true, ReadPct: 50, Size: 1 << 20})
+		if err != nil || r.Verified < w.loops {
+			t.Fatalf("depth %d, %d loops: %v, %+v", w.depth, w.loops, err, r)
+		}
+		if r.MaxUS > 10e6 {
+			t.Errorf("depth %d, %d loops: a command took %.0f us", w.depth, w.loops, r.MaxUS)
+		}
 	}
 }
 

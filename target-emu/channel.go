@@ -51,9 +51,10 @@ type channel struct {
 	units        map[uint32]*chanUnit
 	waitLarge    fifo
 	waitSQ       fifo
-	waitRx       []arrival // received, waiting for a command slot
-	large        []uint8   // free large buffers
-	held         []uint16  // answers held back by faults, in order
+	waitRx       []arrival            // received, waiting for a command slot
+	large        []uint8              // free large buffers
+	held         []uint16             // answers held back by faults, in order
+	groupEnds    map[string]*groupEnd // of those with a time limit
 	closing      bool
 	errands      sync.WaitGroup // with workers
 
@@ -327,6 +328,9 @@ func (ch *channel) release() {
 	}
 	ch.mu.Lock()
 	ch.closing = true
+	for name := range ch.groupEnds {
+		ch.endGroup(name)
+	}
 	for i := range ch.cmds {
 		if c := &ch.cmds[i]; c.state != cmdFree {
 			ch.recall(c)

@@ -44,10 +44,10 @@ type verdict struct {
 	drop     bool
 	keep     bool // an abort does not take it
 	shuffle  bool
-	name     string // hold group
+	name     string // hold group; "": none, or it has been released
 	count    int    // release the group when so many are held
 	wait     time.Duration
-	delay    time.Duration
+	delay    time.Duration // 0: none, or it is over
 	rng      *rand.Rand
 
 	corrupt, cut int64
@@ -253,9 +253,9 @@ func (f *faultRun) match(ch *channel, c *command, hit func(*ruleState) bool) *ve
 			a := &s.actions[j]
 			switch a.verb {
 			case "hold":
-				v.defers, v.name, v.count, v.wait, v.keep = true, a.name, a.count, a.d, a.keep
+				v.defers, v.name, v.count, v.wait, v.keep, v.shuffle = true, a.name, a.count, a.d, a.keep, false
 			case "shuffle":
-				v.defers, v.name, v.count, v.wait, v.shuffle = true, fmt.Sprintf("shuffle %d", s.line), a.count, a.d, true
+				v.defers, v.name, v.count, v.wait, v.keep, v.shuffle = true, fmt.Sprintf("shuffle %d", s.line), a.count, a.d, false, true
 			case "drop":
 				v.defers, v.drop = true, true
 			case "delay":
@@ -385,7 +385,14 @@ func (ch *channel) preempted(c *command, nx *lun.Nexus) bool {
 	return false
 }
 
-// deferred takes a finished command away when the script holds its answer back.
+// groupEnd is the earliest time at which a group of held answers goes.
+type groupEnd struct {
+	at    time.Time
+	timer *time.Timer
+}
+
+// deferred takes a finished command away when the script holds its answer back. What one rule delays and another one holds
+// goes when both are over.
 func (ch *channel) deferred(c *command) bool {
 	v := c.verdict
 	if v == nil || !v.defers || v.released {
@@ -400,13 +407,16 @@ func (ch *channel) deferred(c *command) bool {
 		time.AfterFunc(v.delay, func() {
 			ch.mu.Lock()
 			defer ch.mu.Unlock()
-			if c.verdict == v && c.state == cmdHeld && !ch.closing {
+			v.delay = 0
+			if c.verdict == v && c.state == cmdHeld && v.name == "" && !ch.closing {
 				ch.unhold(c)
 				v.released = true
 				ch.resume(c)
 				ch.flush()
 			}
 		})
+	}
+	if v.name == "" {
 		return true
 	}
 	n := 0
@@ -415,22 +425,45 @@ func (ch *channel) deferred(c *command) bool {
 			n++
 		}
 	}
+	if n == 1 {
+		ch.endGroup(v.name) // its other answers may have been aborted
+	}
 	if v.count > 0 && n >= v.count {
 		ch.releaseHeld(v.name)
-		return true
-	}
-	if v.wait > 0 && n == 1 {
-		name := v.name
-		time.AfterFunc(v.wait, func() {
-			ch.mu.Lock()
-			defer ch.mu.Unlock()
-			if !ch.closing {
-				ch.releaseHeld(name)
-				ch.flush()
-			}
-		})
+	} else if v.wait > 0 {
+		ch.limitGroup(v.name, v.wait)
 	}
 	return true
+}
+
+// limitGroup lets a group go after d, unless it goes before.
+func (ch *channel) limitGroup(name string, d time.Duration) {
+	at := time.Now().Add(d)
+	if e := ch.groupEnds[name]; e != nil && e.at.Before(at) {
+		return
+	}
+	ch.endGroup(name)
+	e := &groupEnd{at: at}
+	e.timer = time.AfterFunc(d, func() {
+		ch.mu.Lock()
+		defer ch.mu.Unlock()
+		if ch.groupEnds[name] == e && !ch.closing {
+			ch.releaseHeld(name)
+			ch.flush()
+		}
+	})
+	if ch.groupEnds == nil {
+		ch.groupEnds = map[string]*groupEnd{}
+	}
+	ch.groupEnds[name] = e
+}
+
+// endGroup forgets when a group was to go: the next one of its name has a time of its own.
+func (ch *channel) endGroup(name string) {
+	if e := ch.groupEnds[name]; e != nil {
+		e.timer.Stop()
+		delete(ch.groupEnds, name)
+	}
 }
 
 // unhold takes c off the held list.
@@ -440,12 +473,17 @@ func (ch *channel) unhold(c *command) {
 	}
 }
 
-// releaseHeld lets a group's answers go, all with the same doorbell.
+// releaseHeld lets a group's answers go, all with the same doorbell; those that are delayed too go when that is over.
 func (ch *channel) releaseHeld(name string) {
+	ch.endGroup(name)
 	var group []*command
 	ch.held = slices.DeleteFunc(ch.held, func(i uint16) bool {
 		c := &ch.cmds[i]
-		if v := c.verdict; v == nil || v.drop || v.delay > 0 || v.name != name {
+		v := c.verdict
+		if v == nil || v.drop || v.name != name {
+			return false
+		}
+		if v.name = ""; v.delay > 0 {
 			return false
 		}
 		group = append(group, c)
