@@ -37,7 +37,7 @@ type Disk struct {
 	cache     bool
 
 	depth   chan struct{} // max_cmd_per_lun, nil: no limit
-	partial sync.Mutex    // one read-modify-write at a time
+	partial chan struct{} // one read-modify-write at a time
 	turn    atomic.Uint32
 	free    sync.Pool // *transfer
 }
@@ -60,7 +60,7 @@ func (e *RangeError) Error() string {
 
 // Open learns what it needs of a logical unit. It must be a direct-access block device.
 func Open(ctx context.Context, s *srp.Session, lun scsi.LUN) (*Disk, error) {
-	d := &Disk{unit: Unit{Session: s, LUN: lun}}
+	d := &Disk{unit: Unit{Session: s, LUN: lun}, partial: make(chan struct{}, 1)}
 	d.unit.Attention = d.attention
 	d.free.New = func() any { return newTransfer(d) }
 	if n := s.Options().MaxCmdPerLUN; n > 0 {
@@ -313,8 +313,12 @@ func (d *Disk) write(ctx context.Context, p []byte, off int64, fua bool) (n int,
 
 // writePart changes p's bytes of the block at off, from its byte head on.
 func (d *Disk) writePart(ctx context.Context, p []byte, off int64, head int, fua bool) error {
-	d.partial.Lock()
-	defer d.partial.Unlock()
+	select {
+	case d.partial <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-d.partial }()
 	block := make([]byte, d.blockSize)
 	if _, err := d.move(ctx, srp.DataIn, block, off, false); err != nil {
 		return err
@@ -492,8 +496,18 @@ func (t *transfer) run(ctx context.Context, dir srp.Direction, p []byte, off int
 			if q.busy {
 				continue
 			}
-			if !d.enter(active == 0) {
+			if ctx.Err() != nil {
+				fail(sent, context.Cause(ctx))
 				break
+			}
+			if !d.enter() {
+				if active > 0 {
+					break
+				}
+				if e := d.await(ctx); e != nil {
+					fail(sent, e)
+					break
+				}
 			}
 			n := min(len(p)-sent, d.maxBytes)
 			if dir == srp.DataIn {
@@ -570,13 +584,9 @@ func (t *transfer) run(ctx context.Context, dir srp.Direction, p []byte, off int
 	}
 }
 
-// enter takes one of the unit's max_cmd_per_lun commands. A transfer that has none under way waits for it.
-func (d *Disk) enter(wait bool) bool {
+// enter takes one of the unit's max_cmd_per_lun commands, if there is one left.
+func (d *Disk) enter() bool {
 	if d.depth == nil {
-		return true
-	}
-	if wait {
-		d.depth <- struct{}{}
 		return true
 	}
 	select {
@@ -584,6 +594,16 @@ func (d *Disk) enter(wait bool) bool {
 		return true
 	default:
 		return false
+	}
+}
+
+// await is enter for a transfer that has no command under way, at whose end it could try again.
+func (d *Disk) await(ctx context.Context) error {
+	select {
+	case d.depth <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -220,6 +221,167 @@ func TestShortTransfer(t *testing.T) {
 	d := open(t, login(), 0)
 	if n, err := d.ReadAt(make([]byte, 4096), 0); err == nil || n != 4096-512 {
 		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// Who waits for one of the unit's max_cmd_per_lun commands, or for its turn to change a part of a block, stops when its context ends.
+func TestWaitsHeedContext(t *testing.T) {
+	login := target(t, "cmd op=read : hold", units(t, luntest.Unit(t, "ram:1m", lun.Config{})))
+	for _, part := range []bool{false, true} {
+		s := login(func(o *srp.LoginOptions) {
+			if !part {
+				o.MaxCmdPerLUN = 1
+			}
+		})
+		d := open(t, s, 0)
+		access := func(ctx context.Context, off int64) error {
+			if part {
+				_, err := d.WriteAtContext(ctx, []byte("part of a block"), off, false)
+				return err
+			}
+			_, err := d.ReadAtContext(ctx, make([]byte, 512), off)
+			return err
+		}
+		first, cancel := context.WithCancel(context.Background())
+		held := make(chan error, 1)
+		go func() { held <- access(first, 0) }()
+		for s.Stats().Channels[0].Inflight == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		before := s.Stats().Total.Commands
+		waits := make(chan error, 2)
+		soon, end := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		ended, already := context.WithCancel(context.Background())
+		already()
+		go func() { waits <- access(soon, 4096) }()
+		go func() { waits <- access(ended, 4096) }()
+		for range 2 {
+			select {
+			case err := <-waits:
+				if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+					t.Errorf("part %v: %v", part, err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Errorf("part %v: waits on after its context has ended", part)
+			}
+		}
+		if n := s.Stats().Total.Commands; n != before {
+			t.Errorf("part %v: %d commands sent", part, n-before)
+		}
+		cancel()
+		if err := <-held; !errors.Is(err, context.Canceled) {
+			t.Errorf("part %v: the access that was held: %v", part, err)
+		}
+		end()
+	}
+}
+
+const spanSize = 16 << 10
+
+// spanLog is a device that remembers what it was told to discard and to zero.
+type spanLog struct {
+	disk.Device
+	mu    sync.Mutex
+	calls [][2]int64
+}
+
+func (l *spanLog) add(off, n int64) {
+	l.mu.Lock()
+	l.calls = append(l.calls, [2]int64{off, n})
+	l.mu.Unlock()
+}
+
+func (l *spanLog) Discard(_ context.Context, off, n int64) error { l.add(off, n); return nil }
+func (l *spanLog) WriteZeros(_ context.Context, off, n int64, _ bool) error {
+	l.add(off, n)
+	return nil
+}
+func (l *spanLog) Size() int64    { return spanSize }
+func (l *spanLog) BlockSize() int { return 512 }
+
+// What a stripe discards and zeroes is, byte for byte, what its chunks say, in one request for each member.
+func TestStripeSpans(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(7, 8))
+	ctx := context.Background()
+	for _, members := range []int{2, 3, 5} {
+		var logs []*spanLog
+		var ds []disk.Device
+		for range members {
+			l := &spanLog{}
+			logs, ds = append(logs, l), append(ds, l)
+		}
+		const chunk = 1024
+		s, err := disk.NewStripe(ds, chunk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := s.Size()
+		for i := range 2000 {
+			off := rnd.Int64N(size)
+			n := rnd.Int64N(size - off + 1)
+			switch i % 4 { // ends at, just before and just behind those of chunks
+			case 0:
+				off = off / chunk * chunk
+			case 1:
+				off = off/chunk*chunk + rnd.Int64N(3)
+				n = min(n/chunk*chunk+rnd.Int64N(3), size-off)
+			case 2:
+				n = min(n, rnd.Int64N(2*chunk))
+			}
+			var want [5][spanSize]bool
+			for b := off; b < off+n; b++ {
+				m, at, _ := s.Locate(b)
+				want[m][at] = true
+			}
+			if i%2 == 0 {
+				err = s.Discard(ctx, off, n)
+			} else {
+				err = s.WriteZeros(ctx, off, n, true)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for m, l := range logs {
+				if len(l.calls) > 1 {
+					t.Fatalf("%d bytes at %d: %d requests of member %d", n, off, len(l.calls), m)
+				}
+				var got [spanSize]bool
+				for _, c := range l.calls {
+					for b := c[0]; b < c[0]+c[1]; b++ {
+						got[b] = true
+					}
+				}
+				if got != want[m] {
+					t.Fatalf("%d bytes at %d: member %d is asked for %v", n, off, m, l.calls)
+				}
+				l.calls = nil
+			}
+		}
+	}
+}
+
+// A large discard costs what its commands cost, not what its chunks would.
+func TestStripeDiscardLarge(t *testing.T) {
+	us := units(t, luntest.Unit(t, "null:1t", lun.Config{}), luntest.Unit(t, "null:1t", lun.Config{}))
+	s := target(t, "", us)()
+	first := open(t, s, 0)
+	st, err := disk.NewStripe([]disk.Device{first, open(t, s, 1)}, 64<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.Stats().Total.Commands
+	var a, b runtime.MemStats
+	runtime.ReadMemStats(&a)
+	const off, n = 12345, 1 << 40
+	if err := st.Discard(context.Background(), off, n); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&b)
+	most := n/(int64(first.Limits().MaxUnmapBlocks)*512) + 2
+	commands, allocated := int64(s.Stats().Total.Commands-before), b.TotalAlloc-a.TotalAlloc
+	t.Logf("%d commands, %d bytes in %d objects allocated", commands, allocated, b.Mallocs-a.Mallocs)
+	if commands > most || allocated > 8<<20 {
+		t.Errorf("%d commands, at most %d can be needed; %d bytes allocated", commands, most, allocated)
 	}
 }
 

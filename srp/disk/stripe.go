@@ -126,20 +126,39 @@ type extent struct {
 	from  int64 // in the request
 }
 
-// split divides a request by members; extents of one member that meet there are not joined, since
-// they do not meet in the caller's buffer.
-func (s *Stripe) split(off, n int64) [][]extent {
-	out := make([][]extent, len(s.members))
-	for from := int64(0); from < n; {
-		m, at, run := s.Locate(off + from)
-		run = min(run, n-from)
-		out[m] = append(out[m], extent{at, run, from})
-		from += run
+// next is member m's first extent of the request for bytes off to end that begins at row, a row of m, or later.
+func (s *Stripe) next(m int, row, off, end int64) (e extent, nextRow int64, ok bool) {
+	n := int64(len(s.members))
+	if row < 0 {
+		row = off / s.chunk
+		row += (int64(m) - row%n + n) % n // the first of m's that the request may touch
 	}
-	return out
+	start := max(row*s.chunk, off)
+	if start >= end {
+		return extent{}, 0, false
+	}
+	return extent{at: row/n*s.chunk + start%s.chunk, n: min((row+1)*s.chunk, end) - start, from: start - off}, row + n, true
 }
 
-// each works on all members at once. The result is how many bytes succeeded before the first that did not.
+// span is all that the request for bytes off to end means of member m: the chunks of one member follow one another
+// there, and only the first and the last of a request may be parts.
+func (s *Stripe) span(m int, off, end int64) (e extent, ok bool) {
+	e, row, ok := s.next(m, -1, off, end)
+	if !ok {
+		return e, false
+	}
+	n := int64(len(s.members))
+	last := (end - 1) / s.chunk
+	last -= (last%n - int64(m) + n) % n
+	if last >= row {
+		x, _, _ := s.next(m, last, off, end)
+		e.n = x.at + x.n - e.at
+	}
+	return e, true
+}
+
+// each works on all members at once, each in its own order and one extent at a time; extents of one member that meet there are not
+// joined, since they do not meet in the caller's buffer. The result is how many bytes succeeded before the first that did not.
 func (s *Stripe) each(off, n int64, f func(m Device, e extent) error) (int64, error) {
 	if m, at, run := s.Locate(off); n <= run { // on one member: no goroutine
 		if err := f(s.members[m], extent{at, n, 0}); err != nil {
@@ -151,12 +170,13 @@ func (s *Stripe) each(off, n int64, f func(m Device, e extent) error) (int64, er
 	var mu sync.Mutex
 	good := n
 	var first error
-	for i, list := range s.split(off, n) {
-		if len(list) == 0 {
+	for i := range s.members {
+		e, row, ok := s.next(i, -1, off, off+n)
+		if !ok {
 			continue
 		}
 		wg.Go(func() {
-			for _, e := range list {
+			for ; ok; e, row, ok = s.next(i, row, off, off+n) {
 				if err := f(s.members[i], e); err != nil {
 					mu.Lock()
 					if e.from < good {
@@ -170,6 +190,31 @@ func (s *Stripe) each(off, n int64, f func(m Device, e extent) error) (int64, er
 	}
 	wg.Wait()
 	return good, first
+}
+
+// spans makes one request of each member that n bytes at off lie on, all at once: for what needs no buffer.
+func (s *Stripe) spans(off, n int64, f func(m Device, at, n int64) error) error {
+	if m, at, run := s.Locate(off); n <= run {
+		return f(s.members[m], at, n)
+	}
+	errs := make([]error, len(s.members))
+	var wg sync.WaitGroup
+	for i := range s.members {
+		if e, ok := s.span(i, off, off+n); ok {
+			wg.Go(func() {
+				if err := f(s.members[i], e.at, e.n); err != nil {
+					errs[i] = fmt.Errorf("member %d: %w", i, err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Stripe) checkRange(off, n int64) error {
@@ -231,20 +276,18 @@ func (s *Stripe) Sync(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Discard discards on every member.
+// Discard discards on every member, with one request for each.
 func (s *Stripe) Discard(ctx context.Context, off, n int64) error {
 	if err := s.checkRange(off, n); err != nil {
 		return err
 	}
-	_, err := s.each(off, n, func(m Device, e extent) error { return m.Discard(ctx, e.at, e.n) })
-	return err
+	return s.spans(off, n, func(m Device, at, n int64) error { return m.Discard(ctx, at, n) })
 }
 
-// WriteZeros zeroes on every member.
+// WriteZeros zeroes on every member, with one request for each.
 func (s *Stripe) WriteZeros(ctx context.Context, off, n int64, mayUnmap bool) error {
 	if err := s.checkRange(off, n); err != nil {
 		return err
 	}
-	_, err := s.each(off, n, func(m Device, e extent) error { return m.WriteZeros(ctx, e.at, e.n, mayUnmap) })
-	return err
+	return s.spans(off, n, func(m Device, at, n int64) error { return m.WriteZeros(ctx, at, n, mayUnmap) })
 }
