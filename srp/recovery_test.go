@@ -121,9 +121,12 @@ func TestAbortAnswers(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			do(t, s, read10(0, 1, make([]byte, 512)))
-			if st := s.Stats(); st.Total.Aborts != 1 || st.Total.Resets != tc.resets || st.Reconnects != tc.reconnects {
+			if st := s.Stats(); st.Total.Aborts != 1 || st.Total.Resets != tc.resets || st.Reconnects > tc.reconnects {
 				t.Errorf("%d aborts, %d resets, %d reconnects", st.Total.Aborts, st.Total.Resets, st.Reconnects)
+			}
+			do(t, s, read10(0, 1, make([]byte, 512))) // which a slow machine may try to abort
+			if st := s.Stats(); st.Reconnects < tc.reconnects {
+				t.Errorf("%d reconnects", st.Reconnects)
 			}
 		})
 	}
