@@ -1,6 +1,7 @@
 package targetemu
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -73,5 +74,42 @@ func TestTimesOfHeldAnswers(t *testing.T) {
 				t.Errorf("no answer to READs %s", left)
 			}
 		})
+	}
+}
+
+// What a rule says twice, or with no time, is refused.
+func TestRepeatsInARule(t *testing.T) {
+	for bad, want := range map[string]string{
+		"cmd op=read op=write : drop": "op=: twice", "cmd nth=1 nth=1 : drop": "nth=: twice", "time at=1s at=2s : disconnect": "at=: twice", "cmd lun=1 lun=1: drop": "lun=: twice",
+		"cmd : hold for=1s for=2s": "for twice", "cmd : hold A A": "NAME twice", "cmd : hold A B": "NAME twice", "cmd : hold count=2 count=2": "count twice", "cmd : hold keep keep": "keep twice",
+		"cmd : drop ; drop": "drop: twice", "cmd : vanish 1s ; vanish 1s": "vanish: twice", "cmd : vanish 0s": "above 0", "cmd : hold for=0s": "above 0", "cmd : shuffle 2 for=0s": "above 0",
+		"cmd : sense 5 24/00 desc desc": "desc twice", "cmd : sense 5 24/00 info=1 info=1": "info=1 twice", "cmd : send cred-req delta=1 delta=1": "delta= twice",
+	} {
+		var fe *FaultError
+		if _, err := ParseFaults(bad); !errors.As(err, &fe) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want %q", bad, err, want)
+		}
+	}
+	if _, err := ParseFaults("cmd op=read,write lun=0 nth=1 : hold A for=1s count=2 keep ; tag xor=1 ; tag xor=2 ; send raw=81 ; send raw=81"); err != nil {
+		t.Error(err)
+	}
+}
+
+// However long a word is that makes no sense, the message stays short.
+func TestShortFaultMessages(t *testing.T) {
+	for _, unit := range []string{"x", "\xff", "\x00", "9", "=", ":", "\U0001f4a5"} {
+		long := strings.Repeat(unit, 100000/len(unit))
+		for _, before := range []string{
+			"", "seed ", "cmd ", "cmd op=", "cmd lun=", "cmd nth=", "cmd prob=", "cmd channel=", "login from=", "tmf func=", "time at=", "time nth", "cmd : ", "cmd : hold count=", "cmd : hold for=", "cmd : hold A keep=1 ",
+			"cmd : drop ", "cmd : release ", "cmd : delay ", "cmd : delay 1ms..", "cmd : shuffle ", "cmd : shuffle 2 ", "cmd : status ", "cmd : sense ", "cmd : sense 5 ", "cmd : sense 5 24/00 ", "cmd : sense 5 24/00 info=",
+			"cmd : sense-raw ", "cmd : ua ", "cmd : credits ", "cmd : tag ", "cmd : tag xor=", "cmd : duplicate ", "cmd : residual ", "cmd : residual in-over=", "cmd : claim ", "cmd : claim sense=", "cmd : short ", "cmd : flags ",
+			"cmd : send ", "cmd : send cred-req ", "cmd : send cred-req delta=", "cmd : send cred-req tag=", "cmd : send aer-req asc=", "cmd : send opcode=", "cmd : send raw=", "cmd : vanish ", "tmf : code ", "login : reject ", "login : limit ",
+		} {
+			for _, after := range []string{"", " : drop", ": drop"} {
+				if _, err := ParseFaults(before + long + after); err != nil && len(err.Error()) > 800 { // the longest lists what is allowed
+					t.Errorf("%.60q: a message of %d bytes: %.200s", before+long+after, len(err.Error()), err)
+				}
+			}
+		}
 	}
 }

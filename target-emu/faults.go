@@ -96,6 +96,7 @@ type FaultError struct {
 	Why  string
 }
 
+// The messages quote no more than 40 characters of a script's word (%.40q): whoever names another file by mistake gets one short line.
 func (e *FaultError) Error() string { return fmt.Sprintf("fault script, line %d: %s", e.Line, e.Why) }
 
 // ParseFaults reads a script.
@@ -118,7 +119,7 @@ func ParseFaults(text string) (*Faults, error) {
 			}
 			n, err := strconv.ParseUint(words[1], 0, 64)
 			if err != nil {
-				return nil, &FaultError{i + 1, fmt.Sprintf("seed %q: want a number from 0 to 2^64-1, decimal or with 0x", words[1])}
+				return nil, &FaultError{i + 1, fmt.Sprintf("seed %.40q: want a number from 0 to 2^64-1, decimal or with 0x", words[1])}
 			}
 			f.Seed = n
 			continue
@@ -154,7 +155,7 @@ func (f *Faults) checkReleases() error {
 			if a.verb != "release" || held[a.name] {
 				continue
 			}
-			why := fmt.Sprintf("release %s: no rule has hold %[1]s", a.name)
+			why := fmt.Sprintf("release %.40s: no rule has hold %.40[1]s", a.name)
 			if len(held) > 0 {
 				why += "; held are " + strings.Join(slices.Sorted(maps.Keys(held)), ", ")
 			}
@@ -191,7 +192,7 @@ var useless = []struct {
 // oneOf are actions of which a rule has one at most, and once.
 var oneOf = [][]string{
 	deferrals, {"status", "sense", "sense-raw"}, {"rsp-data", "code"}, {"disconnect", "break"}, {"reject", "reject-raw", "ignore"},
-	{"duplicate"}, {"residual"}, {"short"}, {"flags"}, {"raw"}, {"corrupt"}, {"cut"}, {"limit"}, {"max-it"}, {"max-ti"}, {"rsp-flags"}, {"formats"}, {"accept-raw"},
+	{"drop"}, {"vanish"}, {"duplicate"}, {"residual"}, {"short"}, {"flags"}, {"raw"}, {"corrupt"}, {"cut"}, {"limit"}, {"max-it"}, {"max-ti"}, {"rsp-flags"}, {"formats"}, {"accept-raw"},
 }
 
 // checkActions finds actions of one rule of which one undoes the other.
@@ -238,9 +239,10 @@ func parseRule(words []string) (r rule, err error) {
 	r.lun, r.channel, r.prob = -1, -1, -1
 	ev, ok := eventNames[strings.TrimSuffix(words[0], ":")]
 	if !ok {
-		return r, fmt.Errorf("unknown event %q; want login, cmd, tmf or time", words[0])
+		return r, fmt.Errorf("unknown event %.40q; want login, cmd, tmf or time", words[0])
 	}
 	r.event = ev
+	seen := map[string]bool{} // selectors
 	i, colon := 0, strings.HasSuffix(words[0], ":")
 	for !colon {
 		if i++; i == len(words) {
@@ -251,6 +253,11 @@ func parseRule(words []string) (r rule, err error) {
 			break
 		}
 		w, colon = strings.CutSuffix(w, ":")
+		key, _, _ := strings.Cut(w, "=")
+		if seen[key] {
+			return r, fmt.Errorf("%.40s=: twice in one rule; want it once", key)
+		}
+		seen[key] = true
 		if err := r.selector(w); err != nil {
 			return r, err
 		}
@@ -287,12 +294,12 @@ func parseRule(words []string) (r rule, err error) {
 func (r *rule) selector(w string) error {
 	key, val, ok := strings.Cut(w, "=")
 	if !ok {
-		return fmt.Errorf("selector %q: want KEY=VALUE, and a colon with an action behind the last one", w)
+		return fmt.Errorf("selector %.40q: want KEY=VALUE, and a colon with an action behind the last one", w)
 	}
 	count := func(p *uint64) error {
 		n, err := strconv.ParseUint(val, 10, 63)
 		if err != nil || n == 0 {
-			return fmt.Errorf("%s=%s: want a number from 1 up", key, val)
+			return fmt.Errorf("%s=%.40s: want a number from 1 up", key, val)
 		}
 		*p = n
 		return nil
@@ -306,12 +313,12 @@ func (r *rule) selector(w string) error {
 	case key == "channel" && r.event != onLogin:
 		n, err := strconv.ParseUint(val, 10, 31)
 		if err != nil {
-			return fmt.Errorf("channel=%s: want a number, 0 for the first channel of each initiator", val)
+			return fmt.Errorf("channel=%.40s: want a number, 0 for the first channel of each initiator", val)
 		}
 		r.channel = int64(n)
 		return nil
 	case r.event == onTime:
-		return fmt.Errorf("unknown selector %q; time takes at, every and channel", key)
+		return fmt.Errorf("unknown selector %.40q; time takes at, every and channel", key)
 	case key == "nth":
 		return count(&r.nth)
 	case key == "every":
@@ -323,20 +330,20 @@ func (r *rule) selector(w string) error {
 	case key == "prob":
 		p, err := strconv.ParseFloat(val, 64)
 		if err != nil || p < 0 || p > 1 || math.IsNaN(p) {
-			return fmt.Errorf("prob=%s: want a number from 0 to 1", val)
+			return fmt.Errorf("prob=%.40s: want a number from 0 to 1", val)
 		}
 		r.prob = p
 		return nil
 	case key == "from" && r.event == onLogin:
 		if _, err := ParseACL([]string{val}); err != nil {
-			return fmt.Errorf("from=%s: want an initiator port id, a port GUID, an address or a prefix", val)
+			return fmt.Errorf("from=%.40s: want an initiator port id, a port GUID, an address or a prefix", val)
 		}
 		r.from = val
 		return nil
 	case key == "lun" && r.event != onLogin:
 		n, err := strconv.ParseUint(val, 10, 32)
 		if err != nil {
-			return fmt.Errorf("lun=%s: want a number from 0 to %d", val, uint32(math.MaxUint32))
+			return fmt.Errorf("lun=%.40s: want a number from 0 to %d", val, uint32(math.MaxUint32))
 		}
 		r.lun = int64(n)
 		return nil
@@ -346,15 +353,15 @@ func (r *rule) selector(w string) error {
 		fns := map[string]iu.TaskFunction{"abort": iu.AbortTask, "abort-set": iu.AbortTaskSet, "clear-set": iu.ClearTaskSet, "lun-reset": iu.LUNReset, "clear-aca": iu.ClearACA}
 		fn, ok := fns[val]
 		if !ok {
-			return fmt.Errorf("func=%s: want abort, abort-set, clear-set, lun-reset or clear-aca", val)
+			return fmt.Errorf("func=%.40s: want abort, abort-set, clear-set, lun-reset or clear-aca", val)
 		}
 		r.fn = fn
 		return nil
 	}
 	if what := map[string]string{"from": "login", "op": "cmd", "func": "tmf", "lun": "cmd and tmf", "channel": "cmd, tmf and time", "at": "time"}[key]; what != "" {
-		return fmt.Errorf("selector %s=: not on %s; it is for %s", key, nameOf(r.event), what)
+		return fmt.Errorf("selector %.40s=: not on %s; it is for %s", key, nameOf(r.event), what)
 	}
-	return fmt.Errorf("unknown selector %q; %s takes %s", key, nameOf(r.event), map[eventKind]string{
+	return fmt.Errorf("unknown selector %.40q; %s takes %s", key, nameOf(r.event), map[eventKind]string{
 		onLogin: "from, nth, every, first, after and prob", onCommand: "op, lun, channel, nth, every, first, after and prob", onTaskMgmt: "func, lun, channel, nth, every, first, after and prob",
 	}[r.event])
 }
@@ -386,7 +393,7 @@ func (r *rule) opSelector(val string) error {
 		}
 		n, err := strconv.ParseUint(v, 0, 8)
 		if err != nil || !strings.HasPrefix(v, "0x") {
-			return fmt.Errorf("op=%s: want any, an operation code such as 0x28, or one of %s", v, strings.Join(slices.Sorted(maps.Keys(faultOps)), ", "))
+			return fmt.Errorf("op=%.40s: want any, an operation code such as 0x28, or one of %s", v, strings.Join(slices.Sorted(maps.Keys(faultOps)), ", "))
 		}
 		r.op[scsi.Opcode(n)] = true
 	}
@@ -408,15 +415,24 @@ func (r *rule) movesData() bool {
 func parseDelay(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d < 0 || d > maxFaultDelay {
-		return 0, fmt.Errorf("%q: want a duration such as 5ms, 2s or 1m, at most %s", s, maxFaultDelay)
+		return 0, fmt.Errorf("%.40q: want a duration such as 5ms, 2s or 1m, at most %s", s, maxFaultDelay)
 	}
 	return d, nil
+}
+
+// parseTime is parseDelay without 0: what is to last that long would not be, or for ever.
+func parseTime(s string) (time.Duration, error) {
+	d, err := parseDelay(s)
+	if err == nil && d == 0 {
+		err = fmt.Errorf("%.40q: want a duration above 0, such as 5ms, 2s or 1m, at most %s", s, maxFaultDelay)
+	}
+	return d, err
 }
 
 func parseHex(s string) ([]byte, error) {
 	b, err := hex.DecodeString(strings.TrimPrefix(s, "0x"))
 	if err != nil || len(b) > maxFaultRaw {
-		return nil, fmt.Errorf("%q: want at most %d bytes as hexadecimal digits", s, maxFaultRaw)
+		return nil, fmt.Errorf("%.40q: want at most %d bytes as hexadecimal digits", s, maxFaultRaw)
 	}
 	return b, nil
 }
@@ -437,7 +453,7 @@ func parseASC(s string) (scsi.ASC, error) {
 	x, err1 := strconv.ParseUint(a, 16, 8)
 	y, err2 := strconv.ParseUint(q, 16, 8)
 	if !ok || err1 != nil || err2 != nil {
-		return 0, fmt.Errorf("%q: want an additional sense code and qualifier such as 2a/09", s)
+		return 0, fmt.Errorf("%.40q: want an additional sense code and qualifier such as 2a/09", s)
 	}
 	return scsi.ASC(x<<8 | y), nil
 }
@@ -477,7 +493,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 	args := w[1:]
 	allowed, ok := verbsOf[a.verb]
 	if !ok {
-		return a, fmt.Errorf("unknown action %q; %s takes %s", a.verb, nameOf(ev), strings.Join(verbsFor(ev), ", "))
+		return a, fmt.Errorf("unknown action %.40q; %s takes %s", a.verb, nameOf(ev), strings.Join(verbsFor(ev), ", "))
 	}
 	if !strings.Contains(allowed, eventLetter[ev]) {
 		var on []string
@@ -503,7 +519,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 	num := func(s string, lo, hi int64) int64 {
 		n, e := strconv.ParseInt(s, 0, 64)
 		if (e != nil || n < lo || n > hi) && err == nil {
-			err = fmt.Errorf("%s %s: want a number from %d to %d", a.verb, s, lo, hi)
+			err = fmt.Errorf("%s %.40s: want a number from %d to %d", a.verb, s, lo, hi)
 		}
 		return n
 	}
@@ -516,13 +532,23 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 	case "drop", "disconnect", "break", "ignore":
 	case "hold":
 		a.name = "held"
+		seen := map[string]bool{}
 		for len(args) > 0 {
 			v := arg("")
-			switch key, val, _ := strings.Cut(v, "="); key {
+			key, val, _ := strings.Cut(v, "=")
+			what := key
+			if key != "count" && key != "for" && key != "keep" {
+				what = "NAME"
+			}
+			if seen[what] {
+				keep(fmt.Errorf("hold: %s twice; want it once", what))
+			}
+			seen[what] = true
+			switch key {
 			case "count":
 				a.count = int(num(val, 1, maxFaultCount))
 			case "for":
-				d, e := parseDelay(val)
+				d, e := parseTime(val)
 				keep(e)
 				a.d = d
 			case "keep":
@@ -550,14 +576,14 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		a.dMax, e = parseDelay(hi)
 		keep(e)
 		if a.dMax < a.d {
-			keep(fmt.Errorf("delay %s..%s: the second is shorter than the first", lo, hi))
+			keep(fmt.Errorf("delay %.40s..%.40s: the second is shorter than the first", lo, hi))
 		}
 	case "shuffle":
 		a.count = int(num(arg("how many answers to mix"), 2, maxFaultCount))
 		a.d = 100 * time.Millisecond
 		if len(args) > 0 {
 			if v, ok := strings.CutPrefix(arg(""), "for="); ok {
-				d, e := parseDelay(v)
+				d, e := parseTime(v)
 				keep(e)
 				a.d = d
 			} else {
@@ -565,7 +591,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 			}
 		}
 	case "vanish":
-		d, e := parseDelay(arg("a duration"))
+		d, e := parseTime(arg("a duration"))
 		keep(e)
 		a.d = d
 	case "status":
@@ -575,7 +601,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		} else {
 			n, e := strconv.ParseUint(s, 0, 8)
 			if e != nil {
-				keep(fmt.Errorf("status %s: want a number from 0 to 255, or one of %s", s, strings.Join(slices.Sorted(maps.Keys(statusNames)), ", ")))
+				keep(fmt.Errorf("status %.40s: want a number from 0 to 255, or one of %s", s, strings.Join(slices.Sorted(maps.Keys(statusNames)), ", ")))
 			}
 			a.n = int64(n)
 		}
@@ -585,7 +611,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		if !ok {
 			n, e := strconv.ParseUint(s, 0, 4)
 			if e != nil {
-				keep(fmt.Errorf("sense %s: want a sense key from 0 to 15, or one of %s", s, strings.Join(slices.Sorted(maps.Keys(keyNames)), ", ")))
+				keep(fmt.Errorf("sense %.40s: want a sense key from 0 to 15, or one of %s", s, strings.Join(slices.Sorted(maps.Keys(keyNames)), ", ")))
 			}
 			k = scsi.SenseKey(n)
 		}
@@ -594,16 +620,19 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		a.sense = scsi.Sense{Key: k, ASC: asc}
 		for len(args) > 0 {
 			v := arg("")
+			if v == "desc" && a.sense.Descriptor || strings.HasPrefix(v, "info=") && a.sense.HasInformation {
+				keep(fmt.Errorf("sense: %.40s twice; want it once", v))
+			}
 			if v == "desc" {
 				a.sense.Descriptor = true
 			} else if val, ok := strings.CutPrefix(v, "info="); ok {
 				n, e := strconv.ParseUint(val, 0, 64)
 				if e != nil {
-					keep(fmt.Errorf("sense: info=%s: want a number from 0 to 2^64-1, decimal or with 0x", val))
+					keep(fmt.Errorf("sense: info=%.40s: want a number from 0 to 2^64-1, decimal or with 0x", val))
 				}
 				a.sense.HasInformation, a.sense.Information = true, n
 			} else {
-				keep(fmt.Errorf("sense: unknown option %q; want desc or info=N", v))
+				keep(fmt.Errorf("sense: unknown option %.40q; want desc or info=N", v))
 			}
 		}
 	case "sense-raw", "raw", "rsp-data", "reject-raw", "accept-raw":
@@ -639,7 +668,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		default:
 			n, e := strconv.ParseUint(strings.TrimPrefix(v, "0x"), 16, 64)
 			if e != nil {
-				keep(fmt.Errorf("tag %s: want random, previous, xor=HEX or 1 to 16 hexadecimal digits", s))
+				keep(fmt.Errorf("tag %.40s: want random, previous, xor=HEX or 1 to 16 hexadecimal digits", s))
 			}
 			a.n = int64(n)
 			a.which = "set"
@@ -657,13 +686,13 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		flags := map[string]iu.ResponseFlags{"in-under": iu.InUnderflow, "in-over": iu.InOverflow, "out-under": iu.OutUnderflow, "out-over": iu.OutOverflow}
 		f, ok := flags[key]
 		if !ok {
-			keep(fmt.Errorf("residual %s: want in-under, in-over, out-under or out-over", key))
+			keep(fmt.Errorf("residual %.40s: want in-under, in-over, out-under or out-over", key))
 		}
 		a.count, a.n = int(f), num(val, 0, math.MaxUint32)
 	case "claim":
 		key, val, _ := strings.Cut(arg("sense=N or data=N"), "=")
 		if key != "sense" && key != "data" {
-			keep(fmt.Errorf("claim %s: want sense=N or data=N", key))
+			keep(fmt.Errorf("claim %.40s: want sense=N or data=N", key))
 		}
 		a.which, a.n = key, num(val, 0, math.MaxUint32)
 	case "short":
@@ -692,7 +721,7 @@ func parseAction(ev eventKind, w []string) (a action, err error) {
 		}
 	}
 	if err == nil && len(args) > 0 {
-		err = fmt.Errorf("%s: unexpected %q; the next action comes behind a semicolon", a.verb, args[0])
+		err = fmt.Errorf("%s: unexpected %.40q; the next action comes behind a semicolon", a.verb, args[0])
 	}
 	return a, err
 }
@@ -704,7 +733,10 @@ func (a *action) parseSend(kind string, args *[]string) error {
 		for _, w := range *args {
 			k, v, ok := strings.Cut(w, "=")
 			if !ok || !strings.Contains(" "+keys+" ", " "+k+" ") {
-				return fmt.Errorf("send %s: unknown option %q; want %s", kind, w, strings.ReplaceAll(keys, " ", "=, ")+"=")
+				return fmt.Errorf("send %.40s: unknown option %.40q; want %s", kind, w, strings.ReplaceAll(keys, " ", "=, ")+"=")
+			}
+			if _, ok := opt[k]; ok {
+				return fmt.Errorf("send %.40s: %s= twice; want it once", kind, k)
 			}
 			opt[k] = v
 		}
@@ -722,7 +754,7 @@ func (a *action) parseSend(kind string, args *[]string) error {
 			if base == 16 {
 				want = fmt.Sprintf("1 to %d hexadecimal digits", bits/4)
 			}
-			return 0, fmt.Errorf("send %s: %s=%s: want %s", kind, k, v, want)
+			return 0, fmt.Errorf("send %.40s: %s=%.40s: want %s", kind, k, v, want)
 		}
 		return n, nil
 	}
@@ -733,7 +765,7 @@ func (a *action) parseSend(kind string, args *[]string) error {
 		}
 		n, err := strconv.ParseInt(v, 0, 32)
 		if err != nil {
-			return 0, fmt.Errorf("send %s: delta=%s: want a signed 32-bit number", kind, v)
+			return 0, fmt.Errorf("send %.40s: delta=%.40s: want a signed 32-bit number", kind, v)
 		}
 		return int32(n), nil
 	}
@@ -790,7 +822,7 @@ func (a *action) parseSend(kind string, args *[]string) error {
 		length, err2 := num("len", 10, 16, iu.ShortSize)
 		tag, err3 := num("tag", 16, 64, 0)
 		if err = errors.Join(err, err2, err3); err != nil || length == 0 || length > maxFaultRaw {
-			return fmt.Errorf("send %s: want opcode=HEX and len= from 1 to %d", kind, maxFaultRaw)
+			return fmt.Errorf("send %.40s: want opcode=HEX and len= from 1 to %d", kind, maxFaultRaw)
 		}
 		buf[0] = byte(op)
 		be.PutUint64(buf[8:], tag)
@@ -802,7 +834,7 @@ func (a *action) parseSend(kind string, args *[]string) error {
 		}
 		a.data = b
 	default:
-		return fmt.Errorf("send %s: want cred-req, aer-req, t-logout, opcode=HEX or raw=HEX", kind)
+		return fmt.Errorf("send %.40s: want cred-req, aer-req, t-logout, opcode=HEX or raw=HEX", kind)
 	}
 	return nil
 }

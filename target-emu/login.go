@@ -40,7 +40,7 @@ func ParseACL(entries []string) (*ACL, error) {
 			_, g := iu.PortID(append(make([]byte, 8), raw...)).Halves()
 			a.guids[g] = true
 		default:
-			return nil, fmt.Errorf("access list entry %q: want an initiator port id (32 hexadecimal digits), a port GUID (16), an IP address or a prefix", e)
+			return nil, fmt.Errorf("access list entry %.40q: want an initiator port id (32 hexadecimal digits), a port GUID (16), an IP address or a prefix", e)
 		}
 	}
 	return a, nil
