@@ -1,11 +1,13 @@
 package rdma
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 
 	"srp-initiator/rdma/softroce"
 )
@@ -53,6 +55,9 @@ func localAddr(o *options) (netip.Addr, error) {
 	}
 	// Connecting a UDP socket sends nothing; it makes the kernel choose.
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(o.peer.IP))
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		return netip.Addr{}, fmt.Errorf("cannot look for a route to %s: %w", o.peer, softroce.NameLimit(err))
+	}
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("no route to %s: %w", o.peer, err)
 	}

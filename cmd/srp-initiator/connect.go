@@ -258,6 +258,9 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 		if cause := context.Cause(e.ctx); cause != nil {
 			err = cause
 		}
+		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) { // says nothing about the target
+			err = &deviceError{err}
+		}
 		return nil, err
 	}
 	c.usr1 = make(chan os.Signal, 1)

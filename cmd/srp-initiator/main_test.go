@@ -102,6 +102,26 @@ func runs(t *testing.T, stdin string, args ...string) (stdout, stderr string, co
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
+// Too few file descriptors are a limit of this machine, whatever they are too few for: exit code 3, and not "no such target".
+func TestFewDescriptors(t *testing.T) {
+	url := emulate(t, "")
+	code := 3
+	for n := 6; n < 64 && code != 0; n++ {
+		cmd := exec.Command("sh", "-c", `ulimit -n $1 && exec "$0" tur --device softroce "$2"`, os.Args[0], strconv.Itoa(n), url)
+		cmd.Env = append(os.Environ(), "SRP_INITIATOR_TEST_MAIN=1")
+		said, _ := cmd.CombinedOutput()
+		if code = cmd.ProcessState.ExitCode(); bytes.HasPrefix(said, []byte("runtime: ")) {
+			continue // the Go runtime's own descriptors come first
+		}
+		if code != 0 && (code != 3 || !strings.Contains(string(said), fmt.Sprintf("this process may have %d (ulimit -n)", n))) {
+			t.Errorf("%d descriptors: exit code %d, %s", n, code, said)
+		}
+	}
+	if code != 0 {
+		t.Error("fails with 63 too")
+	}
+}
+
 // Data and JSON do not go to one standard output.
 func TestRawDataAndJSON(t *testing.T) {
 	stdout, _, code := runs(t, "", "raw", emulate(t, ""), "120000006000", "--in", "96", "-o", "-", "--json")

@@ -176,6 +176,9 @@ func run(args []string, out, errOut io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, fabric.Close(), closeCapture()) }()
+	if a := cfg.Listen.Addr(); a.IsValid() && a.Unmap().IsUnspecified() && fabric.Context().Provider() == "softroce" { // which --device auto may have found
+		return badListen(a)
+	}
 	if !cfg.Listen.Addr().IsValid() {
 		addr, err := deviceAddr(fabric.Context())
 		if err != nil {
@@ -365,6 +368,9 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 		if err != nil {
 			return nil, bad("--listen %s: want an IP address, with or without a port, such as 10.0.0.5, 10.0.0.5:5555 or [fd00::1]:5555", o.listen)
 		}
+		if dev, _, _ := strings.Cut(o.device, ":"); dev == "softroce" && a.Unmap().IsUnspecified() {
+			return nil, badListen(a)
+		}
 		c.Listen = netip.AddrPortFrom(a, o.port)
 	} else {
 		c.Listen = netip.AddrPortFrom(netip.Addr{}, o.port)
@@ -385,6 +391,11 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 		return nil, usageError{err}
 	}
 	return c, nil
+}
+
+// badListen refuses the unspecified address: softroce would serve one address of its choice.
+func badListen(a netip.Addr) error {
+	return bad("--listen %s is no single address, and device softroce serves one: want an address of this machine, or no --listen for a loopback address of its own; a kernel device (--device rxe0) serves all of its addresses", a)
 }
 
 // units opens the LUNs.

@@ -32,6 +32,7 @@ func TestWrongArguments(t *testing.T) {
 		"--acl foo", "--listen foo", "--faults " + script, "--faults /nonexistent/file", "--request-limit 1", "--max-iu 10", "--formats 8", "--max-channels -1", "--request-limit 0", "--max-iu 0", "--max-channels 0", "--max-sessions 0", "--formats 0", "--poll-weight -1",
 		"--device softroce:foo", "--pcap /nonexistent/dir/file", "--lun 0=ram:513", "--lun 0=ram:6k,bs=4096", "--lun 0=null:1000", "--lun 0=file:" + odd, "--lun 0=file:" + odd + ",bs=4096,size=1k", "--lun 0=file:" + odd + ",size=1000",
 		"--stats 0s", "--stats -1s", "--lock-thread", "--lock-thread --completion poll", "--seed 3", "--lun 0=ram:1m,serial=", "--lun 0=ram:1m,product=", "--faults= --seed 3", "--faults=", "--pcap=", "--pcap -", "-q -v",
+		"--listen 0.0.0.0", "--listen ::", "--listen [::]:5555", "--listen ::ffff:0.0.0.0", "--device softroce:127.0.0.77 --listen 0.0.0.0",
 	} {
 		err := run(strings.Fields(args), io.Discard, io.Discard)
 		var ue usageError
@@ -197,7 +198,7 @@ func TestMessagesSayWhatIsAllowed(t *testing.T) {
 	for args, want := range map[string]string{
 		"argument": "flags only", "--request-limit 0": "2 to 4096", "--request-limit 5000": "2 to 4096", "--max-iu 0": "64 to 1048576", "--max-iu 5": "64 to 1048576", "--max-channels 0": "from 1 up", "--max-channels -1": "--max-channels -1: want a number from 1 up",
 		"--max-sessions -1": "--max-sessions -1: want a number from 1 up", "--formats 0": "2 (direct), 4 (indirect)", "--formats 8": "0x0002 (direct)", "--poll-weight -1": "--poll-weight -1: want 0", "--poll-budget -1": "--poll-budget -1: want 0",
-		"--acl foo": "--acl: access list entry \"foo\": want", "--listen foo": "such as 10.0.0.5", "--completion x": "interrupt, thread, poll or adaptive", "--lock-thread": "--completion thread, not with adaptive", "--lun x=ram:1m": "from 0 to 4294967295",
+		"--acl foo": "--acl: access list entry \"foo\": want", "--listen foo": "such as 10.0.0.5", "--listen 0.0.0.0": "want an address of this machine", "--listen [::]:5555": "--listen ::", "--completion x": "interrupt, thread, poll or adaptive", "--lock-thread": "--completion thread, not with adaptive", "--lun x=ram:1m": "from 0 to 4294967295",
 		"--lun 0=tape:1": "ram, null or file", "--lun 0=ram:0": "from 1 up", "--lun 0=ram:1m,x=1": "bs, ro, serial, product or size", "--lun 0=ram:1m --lun 0=null:1m": "one of its own", "--lun 0=ram:1m,bs=9": "512 or 4096", "--id-ext q": "16 hexadecimal digits",
 		"--faults /none": "--faults: want a file", "--pcap /none/x": "--pcap: want a file", "--stats 0s": "such as 5s",
 		"FAULTS foo : drop": "login, cmd, tmf or time", "FAULTS cmd : foo": "cmd takes break, claim, corrupt", "FAULTS login : foo": "login takes accept-raw, delay", "FAULTS login : drop": "drop: not on login; it is for cmd, tmf", "FAULTS cmd : reject 1": "it is for login",

@@ -54,6 +54,9 @@ func (k Connector) Resolve(ctx context.Context, src netip.AddrPort, dst cm.Addr)
 	mtu := d.mtu
 	if _, ok := d.link.(descriptor); ok {
 		m, err := routeMTU(ctx, d.addr, dst.IP.Addr(), d.scope)
+		if noDescriptor(err) {
+			return nil, fmt.Errorf("device %s cannot look for a route to %s: %w", d.name, dst.IP.Addr(), NameLimit(err))
+		}
 		if err != nil {
 			return nil, fmt.Errorf("no route from device %s to %s: %w", d.name, dst.IP.Addr(), errors.Join(cm.ErrUnreachable, err))
 		}

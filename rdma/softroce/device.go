@@ -122,9 +122,13 @@ func Open(addr netip.Addr, opts ...Option) (*Device, error) {
 		s, err = udp.OpenLoopback(o.udp)
 	}
 	if err != nil {
+		return nil, fmt.Errorf("softroce: %w", NameLimit(err))
+	}
+	mtu, netif, err := linkMTU(s.Addr())
+	if err != nil {
+		_ = s.Close()
 		return nil, fmt.Errorf("softroce: %w", err)
 	}
-	mtu, netif := linkMTU(s.Addr())
 	d := newDevice(s, mtu, o)
 	d.netif = netif
 	d.scope = udp.Scope(s.Addr())

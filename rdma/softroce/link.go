@@ -1,9 +1,13 @@
 package softroce
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"srp-initiator/rdma/softroce/udp"
 	"srp-initiator/rdma/verbs"
@@ -38,15 +42,17 @@ type Link interface {
 type descriptor interface{ FD() int }
 
 // linkMTU is the path MTU that the interface of addr carries: the largest that fits its MTU with 80 bytes of headers, as rxe counts
-// (rxe_net.c). The interface's name comes with it.
-func linkMTU(addr netip.Addr) (verbs.MTU, string) {
+// (rxe_net.c). The interface's name comes with it. An address that no interface has, of a local route, gets MTU1024.
+func linkMTU(addr netip.Addr) (verbs.MTU, string, error) {
 	ifs, err := net.Interfaces()
 	if err != nil {
-		return verbs.MTU1024, ""
+		return 0, "", fmt.Errorf("MTU of the interface of %s: %w", addr, NameLimit(err))
 	}
+	var missed error // of an interface that may have been the one
 	for _, i := range ifs {
 		addrs, err := i.Addrs()
 		if err != nil {
+			missed = err
 			continue
 		}
 		for _, a := range addrs {
@@ -55,12 +61,30 @@ func linkMTU(addr netip.Addr) (verbs.MTU, string) {
 				continue
 			}
 			if p.Addr().Unmap() == addr.WithZone("") || addr.IsLoopback() && i.Flags&net.FlagLoopback != 0 && p.Contains(addr) {
-				return mtuFor(i.MTU), i.Name
+				return mtuFor(i.MTU), i.Name, nil
 			}
 		}
 	}
-	return verbs.MTU1024, ""
+	if missed != nil {
+		return 0, "", fmt.Errorf("MTU of the interface of %s: %w", addr, NameLimit(missed))
+	}
+	return verbs.MTU1024, "", nil
 }
+
+// NameLimit names the limit when err is that this process, or the machine, has no file descriptor left.
+func NameLimit(err error) error {
+	var l unix.Rlimit
+	switch {
+	case errors.Is(err, unix.EMFILE) && unix.Getrlimit(unix.RLIMIT_NOFILE, &l) == nil:
+		return fmt.Errorf("%w: this process may have %d (ulimit -n)", err, l.Cur)
+	case errors.Is(err, unix.ENFILE):
+		return fmt.Errorf("%w: the machine's limit is sysctl fs.file-max", err)
+	}
+	return err
+}
+
+// noDescriptor reports that err says nothing about the peer: there is no file descriptor left to find out with.
+func noDescriptor(err error) bool { return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) }
 
 // mtuFor is the largest path MTU for a link of n bytes.
 func mtuFor(n int) verbs.MTU {
