@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"srp-initiator/completion"
 	"srp-initiator/rdma/cm"
@@ -108,15 +109,20 @@ func (s *Session) connect(ctx context.Context, index int) (ch *channel, err erro
 }
 
 func (s *Session) connectOnce(ctx context.Context, index int) (_ *channel, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.opts.ConnectTimeout)
-	defer cancel()
 	ch := &channel{s: s, index: index, taskDone: make(chan taskAnswer, 1)}
 	defer func() {
 		if err != nil {
 			s.dispose(ch)
 		}
 	}()
-	if ch.conn, err = s.cfg.Connector.Resolve(ctx, s.target.Src, s.target.Addr()); err != nil {
+	// connect_tmo is what the network and the target may take. What is prepared here in between, large memory above all, does not count.
+	left := s.opts.ConnectTimeout
+	began := time.Now()
+	resolving, cancel := context.WithTimeout(ctx, left)
+	ch.conn, err = s.cfg.Connector.Resolve(resolving, s.target.Src, s.target.Addr())
+	cancel()
+	left -= time.Since(began)
+	if err != nil {
 		return nil, fmt.Errorf("srp: resolve %s: %w", s.target.Addr(), err)
 	}
 	ch.route = ch.conn.Route()
@@ -168,8 +174,13 @@ func (s *Session) connectOnce(ctx context.Context, index int) (_ *channel, err e
 	if err != nil {
 		return nil, err
 	}
-	rep, err := ch.conn.Connect(ctx, cm.ConnParam{PrivateData: buf[:n], ResponderResources: responderResources,
-		FlowControl: true, RetryCount: uint8(s.opts.TLRetryCount), RNRRetryCount: rnrRetry, Timeout: s.opts.ConnectTimeout})
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("srp: channel %d: %w", index, context.Cause(ctx))
+	}
+	connecting, cancel := context.WithTimeout(ctx, left)
+	defer cancel()
+	rep, err := ch.conn.Connect(connecting, cm.ConnParam{PrivateData: buf[:n], ResponderResources: responderResources,
+		FlowControl: true, RetryCount: uint8(s.opts.TLRetryCount), RNRRetryCount: rnrRetry, Timeout: left})
 	if err != nil {
 		return nil, s.loginError(index, err)
 	}
@@ -231,7 +242,7 @@ func (ch *channel) allocate(q queues, reqLen int) (err error) {
 		ch.recvSGE[i] = verbs.SGE{Addr: ch.rx.base + uint64(i*rxSize), Length: rxSize, LKey: ch.rx.lkey}
 		ch.recvs[i] = verbs.RecvWorkRequest{WRID: wrRecv | uint64(i), SGList: ch.recvSGE[i : i+1 : i+1]}
 	}
-	m, err := register(s.pd, max(minBounce, align(s.maxTransfer, bounceUnit)), dataAccess)
+	m, err := register(s.pd, s.opts.bounceSize(), dataAccess)
 	if err != nil {
 		return err
 	}

@@ -63,6 +63,9 @@ const (
 	maxSGTableSize  = 2048 // SG_MAX_SEGMENTS of the kernel
 	maxCmdSGEntries = 255  // the counts in a command are bytes
 	maxSectorsLimit = 1 << 21
+
+	// maxBounce bounds the bounce memory of all channels, which is there, and registered, from the login on.
+	maxBounce = 1 << 30
 )
 
 // LoginKey describes one key of a target description.
@@ -272,7 +275,7 @@ var loginKeys = []LoginKey{
 			}
 			return t.Src.String()
 		}},
-	intKey("max_sect", "largest command in 512-byte sectors", 1, maxSectorsLimit, func(o *LoginOptions) *int { return &o.MaxSectors }),
+	intKey("max_sect", "largest command in 512-byte sectors; ch_count times as much memory is used, 1 GiB at most", 1, maxSectorsLimit, func(o *LoginOptions) *int { return &o.MaxSectors }),
 	intKey("max_cmd_per_lun", "commands outstanding per logical unit", 1, MaxQueueSize, func(o *LoginOptions) *int { return &o.MaxCmdPerLUN }),
 	intKey("target_can_queue", "commands outstanding per target", 1, MaxQueueSize, func(o *LoginOptions) *int { return &o.TargetCanQueue }),
 	{Name: "io_class", Values: "0100 (SRP rev. 16a) or ff00 (rev. 10)", Default: "0100", Help: "order of the halves of the port identifiers",
@@ -330,8 +333,16 @@ func (o *LoginOptions) check(seen map[string]bool) error {
 	if n := o.MaxITIUSize; n != 0 && n < 64 {
 		return &TargetError{Item: "max_it_iu_size", Value: strconv.Itoa(n), Reason: "an SRP command needs 64; 0 means no cap"}
 	}
+	if each := o.bounceSize(); each > maxBounce/o.ChannelCount {
+		return &TargetError{Item: "max_sect", Value: strconv.Itoa(o.MaxSectors),
+			Reason: fmt.Sprintf("with ch_count=%d this takes %d MiB of memory, more than %d; want max_sect of %d or less with that many channels, or ch_count of %d or less",
+				o.ChannelCount, each*o.ChannelCount>>20, maxBounce>>20, maxBounce/o.ChannelCount/bounceUnit*(bounceUnit/512), maxBounce/each)}
+	}
 	return nil
 }
+
+// bounceSize is the bounce memory of one channel in bytes: room for the largest command.
+func (o *LoginOptions) bounceSize() int { return max(minBounce, align(o.MaxSectors*512, bounceUnit)) }
 
 // sgLimit is how many data descriptors one command may have.
 func (o *LoginOptions) sgLimit() int {

@@ -109,6 +109,9 @@ func TestParseTargetErrors(t *testing.T) {
 		"srp://1.2.3.4:5":                                    "id_ext: missing",
 		"srp://1.2.3.4:5/1?id_ext=2":                         "given twice",
 		"srp://1.2.3.4:5/1?queue_size=1%0a":                  `queue_size="1\n": not a decimal number`,
+		ok + "max_sect=2097152,ch_count=8":                   "max_sect=2097152: with ch_count=8 this takes 8192 MiB of memory, more than 1024; want max_sect of 262144 or less with that many channels, or ch_count of 1 or less",
+		ok + "max_sect=262145,ch_count=8":                    "max_sect=262145: with ch_count=8",
+		ok + "ch_count=256,max_sect=8193":                    "max_sect of 8192 or less",
 		ok + "a\x1b[2J=1":                                    `"a\x1b[2J"=1: unknown key`,
 	} {
 		_, _, err := ParseTarget(in)
@@ -131,6 +134,15 @@ func TestSGTableSize(t *testing.T) {
 		_, o, err := ParseTarget(ok + in)
 		if err != nil || o.sgLimit() != want {
 			t.Errorf("%q: limit %d, %v; want %d", in, o.sgLimit(), err, want)
+		}
+	}
+}
+
+// The most memory that bounce buffers may take.
+func TestMostBounceMemory(t *testing.T) {
+	for _, in := range []string{"max_sect=2097152", "max_sect=262144,ch_count=8", "max_sect=8192,ch_count=256", "ch_count=256"} {
+		if _, _, err := ParseTarget("id_ext=1,ioc_guid=2,dest=10.0.0.1:5555," + in); err != nil {
+			t.Errorf("%s: %v", in, err)
 		}
 	}
 }
