@@ -81,6 +81,18 @@ func (p *pace) begin(at int64, wakes bool) {
 // begun reports whether polling has begun and not ended since.
 func (p *pace) begun() bool { return p.polled != 0 }
 
+// moved notes a poll that ended at time at and found no completion but moved packets: that is work, which waiting for a notification would not have
+// saved.
+func (p *pace) moved(at int64) { p.polled, p.last = at, at }
+
+// pays is pace.pays after a poll of the instance.
+func (i *Instance) pays(work int, at, linger int64) bool {
+	if work == 0 && i.mover != nil && i.mover.Moved() {
+		i.pace.moved(at)
+	}
+	return i.pace.pays(work, at, linger)
+}
+
 // pays reports whether to poll on at time at, after a poll that found the queue empty in the end, or from the beginning.
 func (p *pace) pays(work int, at, linger int64) bool {
 	if work == 0 {
@@ -213,7 +225,7 @@ func (i *Instance) serveAdaptive() {
 					a.perWake = perCompletion
 				}
 			}
-			if (polling || lingering) && (i.crowded() || !i.pace.pays(t.work, at, int64(i.cfg.Linger))) {
+			if (polling || lingering) && (i.crowded() || !i.pays(t.work, at, int64(i.cfg.Linger))) {
 				polling, lingering = false, false
 			}
 			lingering = lingering && i.parked.Load() == 0

@@ -87,6 +87,7 @@ type Instance struct {
 
 	// The owner's.
 	cq       verbs.CompletionQueue
+	mover    verbs.Mover // cq, if it tells
 	handler  Handler
 	wcs      []verbs.WorkCompletion
 	weight   int
@@ -150,6 +151,7 @@ func newInstance(cq verbs.CompletionQueue, ch verbs.CompletionChannel, cfg Confi
 		notifier: make(chan struct{}),
 		depth:    1,
 	}
+	i.mover, _ = cq.(verbs.Mover)
 	i.guard = time.AfterFunc(time.Hour, i.guardExpired)
 	i.guard.Stop()
 	i.state.word.Store(owned) // by the disabler that Start will be

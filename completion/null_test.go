@@ -122,6 +122,7 @@ type nullCQ struct {
 	tail    int // next to be filled
 	armed   bool
 	polled  int   // what the last poll found
+	moves   bool  // what Moved says
 	slow    bool  // Poll and Arm let others run before they return, and Arm before it looks: races that take nanoseconds are met often
 	endless bool  // every poll finds as much as is asked for
 	refused error // what Arm says
@@ -151,6 +152,13 @@ func (q *nullCQ) Poll(wcs []verbs.WorkCompletion) int {
 	}
 	q.polled = n
 	return n
+}
+
+// Moved implements verbs.Mover.
+func (q *nullCQ) Moved() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.moves
 }
 
 // dawdle lets others run for a while, if the queue is a slow one.

@@ -3,6 +3,8 @@ package completion
 import (
 	"testing"
 	"time"
+
+	"srp-initiator/rdma/verbs"
 )
 
 // stretch polls on: each find brings work after so many empty polls, gap apart. It returns how many finds there were before polling ended.
@@ -107,5 +109,52 @@ func TestPaceTriesAgain(t *testing.T) {
 		if got := rest(); got != want {
 			t.Fatalf("waited for %d notifications after a try that paid, want %d", got, want)
 		}
+	}
+}
+
+// TestPaceOfMoves: polls that move packets are not in vain, however many come before a find; those behind them count from the last that did.
+func TestPaceOfMoves(t *testing.T) {
+	for _, moves := range []bool{true, false} {
+		i, q := open(t, 64, Config{Mode: Adaptive}, func([]verbs.WorkCompletion) {})
+		i.Disable() // the owner is the test
+		q.moves = moves
+		at := int64(time.Second)
+		i.pace.begin(at, false)
+		polls := 0
+		for ; polls < 1000; polls++ {
+			if at += int64(150 * time.Microsecond); !i.pays(0, at, int64(DefaultLinger)) {
+				break
+			}
+		}
+		if goesOn := polls == 1000; goesOn != moves {
+			t.Errorf("packets moved %v: polling went on for %d polls of 1000", moves, polls)
+		}
+		q.moves = false
+		if moves && !i.pays(0, at+int64(DefaultLinger)-1, int64(DefaultLinger)) {
+			t.Error("polling ended although packets had come just before")
+		}
+		if moves && i.pays(0, at+int64(DefaultLinger), int64(DefaultLinger)) {
+			t.Error("polling goes on without packets")
+		}
+		i.Enable()
+	}
+}
+
+// TestLeaderPollsWhilePacketsMove: who waits in mode Adaptive does not conclude from a long message that polling is not worth it.
+func TestLeaderPollsWhilePacketsMove(t *testing.T) {
+	for _, moves := range []bool{true, false} {
+		i, q := open(t, 64, Config{Mode: Adaptive}, func([]verbs.WorkCompletion) {})
+		q.mu.Lock()
+		q.moves = moves
+		q.mu.Unlock()
+		var w Waiter
+		if i.Wait(&w, time.Now().Add(5*time.Millisecond)) {
+			t.Fatal("signaled by nobody")
+		}
+		i.Disable()
+		if gaveUp := i.pace.backoff > 0; gaveUp == moves {
+			t.Errorf("packets moved %v: the leader gave up: %v", moves, gaveUp)
+		}
+		i.Enable()
 	}
 }

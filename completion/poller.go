@@ -377,7 +377,7 @@ func (p *Poller) serve(i *Instance) (work int, at int64) {
 	}
 	if verdict == idle {
 		t.phase = arming
-		if linger := int64(i.cfg.Linger); linger > 0 && !i.crowded() && i.pace.pays(t.work, at, linger) {
+		if linger := int64(i.cfg.Linger); linger > 0 && !i.crowded() && i.pays(t.work, at, linger) {
 			t.phase = spent
 		}
 		verdict = i.run(&t)
@@ -420,7 +420,7 @@ func (i *Instance) serveFirst(p *Poller) {
 			verdict = i.run(&t)
 			lingering = false
 		default:
-			lingering = i.pace.pays(0, now(), int64(i.cfg.Linger))
+			lingering = i.pays(0, now(), int64(i.cfg.Linger))
 		}
 	}
 	if verdict == idle {

@@ -297,7 +297,7 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 		if paced {
 			if t.work > 0 {
 				i.pace.found(t.work, at)
-			} else if !i.pace.pays(0, at, int64(DefaultLinger)) {
+			} else if !i.pays(0, at, int64(DefaultLinger)) {
 				until, paced, w.rests = 0, false, true
 			}
 		}

@@ -35,12 +35,15 @@ type completionQueue struct {
 	reapedAt atomic.Int64
 	// polledAt is when Poll last drove the device and found nothing, while the owner has not armed since; else 0.
 	polledAt atomic.Int64
+	// moved is set when the last Poll, of an empty ring, received packets for its queue pairs. The owner's.
+	moved bool
 
 	// Guarded by Device.mu.
 	users    int // queue pairs
 	overrun  bool
 	notified bool // waits in Device.notify for the end of the turn
 	gone     bool
+	batches  uint64 // received for its queue pairs
 
 	queued bool // in channel.pending; guarded by channel.mu
 }
@@ -108,8 +111,11 @@ func (c *completionQueue) Poll(wcs []verbs.WorkCompletion) int {
 	n := c.take(wcs)
 	if n == 0 && len(wcs) > 0 {
 		c.endTurn()
+		c.moved = false
 		if d := c.d; d.mu.TryLock() {
+			before := c.batches
 			at := d.pollTurn()
+			c.moved = c.batches != before
 			d.unlock()
 			if n = c.take(wcs); n == 0 {
 				c.polledAt.Store(int64(at))
@@ -124,6 +130,9 @@ func (c *completionQueue) Poll(wcs []verbs.WorkCompletion) int {
 	}
 	return n
 }
+
+// Moved implements verbs.Mover.
+func (c *completionQueue) Moved() bool { return c.moved }
 
 // endTurn notes that the owner is through with what Poll gave it.
 func (c *completionQueue) endTurn() {

@@ -120,6 +120,8 @@ func (d *Device) turn() rc.Time {
 		}
 		for _, q := range d.touched {
 			q.touched = false
+			q.sendCQ.batches++
+			q.recvCQ.batches++
 			q.rc.EndBatch(now, q.completed)
 			q.completed = false
 			d.settle(q)

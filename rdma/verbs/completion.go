@@ -52,6 +52,12 @@ type CompletionQueue interface {
 	Destroy() error
 }
 
+// Mover is a CompletionQueue whose Poll drives the transport itself. Moved reports whether the last Poll, which returned no completion, moved
+// packets of its queue pairs all the same: part of a long message, say. Whoever owns the queue calls it.
+type Mover interface {
+	Moved() bool
+}
+
 // WCStatus is the result of a work request (enum ib_wc_status).
 type WCStatus uint32
 
