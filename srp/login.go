@@ -19,6 +19,9 @@ const (
 	staleRetries       = 3
 )
 
+// loginTag is the tag of a login request, as ib_srp's, which its answer repeats (SRP r16a, TAG field).
+const loginTag = 0
+
 type queues struct {
 	slots       int
 	signalEvery int
@@ -154,7 +157,7 @@ func (s *Session) connectOnce(ctx context.Context, index int) (_ *channel, err e
 	}
 	ch.posted = len(ch.recvs)
 
-	req := iu.LoginReq{ITIULen: uint32(reqLen), Formats: iu.DirectFormat | iu.IndirectFormat,
+	req := iu.LoginReq{Tag: loginTag, ITIULen: uint32(reqLen), Formats: iu.DirectFormat | iu.IndirectFormat,
 		TargetPort:    s.target.ID(),
 		InitiatorPort: portID(s.target.IOClass, s.opts.InitiatorExt, ch.portGUID())}
 	if index > 0 {
@@ -263,6 +266,8 @@ func (ch *channel) accepted(data []byte, reqLen int) error {
 		return &ProtocolError{Channel: ch.index, What: fmt.Sprintf("%s: ", iu.OpLoginRsp) + fmt.Sprintf(format, a...)}
 	}
 	switch {
+	case r.Tag != loginTag:
+		return bad("tag %#x answers another request; that of ours was %#x", r.Tag, uint64(loginTag))
 	case r.ReqLimDelta < 2:
 		return bad("request limit %d; 2 are needed, one for task management", r.ReqLimDelta)
 	case r.MaxITIULen < iu.MinITIULen:
