@@ -1,12 +1,16 @@
 package targetemu
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
+	"time"
 
+	"srp-initiator/rdma/cm"
 	"srp-initiator/srp/iu"
 )
 
@@ -106,6 +110,41 @@ func (t *Target) judge(req *iu.LoginReq, from netip.Addr) *rejection {
 		return &rejection{reason: iu.RejectMultiChannel, why: fmt.Sprintf("reserved multi-channel action %d", req.Flags&iu.MultiChannelMask)}
 	}
 	return nil
+}
+
+// Bounds of the log of what the device refuses: strangers decide how often it does.
+const (
+	refusalsInARow = 8
+	refusalsPause  = 10 * time.Second
+)
+
+// logRefusals says why logins fail that the device refuses before the target hears of them.
+func logRefusals(log *slog.Logger, refused <-chan cm.Refusal, quit <-chan struct{}) {
+	n := 0
+	var pause <-chan time.Time
+	for {
+		select {
+		case r := <-refused:
+			if pause == nil {
+				pause = time.After(refusalsPause)
+			}
+			if n++; n > refusalsInARow {
+				continue
+			}
+			level := slog.LevelWarn
+			if r.Reason == cm.ReasonStaleConnection { // the peer asks again by itself
+				level = slog.LevelInfo
+			}
+			log.Log(context.Background(), level, "connection refused by the device", "from", r.From, "why", r)
+		case <-pause:
+			if n > refusalsInARow {
+				log.Warn("more connections refused by the device", "count", n-refusalsInARow)
+			}
+			n, pause = 0, nil
+		case <-quit:
+			return
+		}
+	}
 }
 
 // accept makes the response to a login that may proceed.

@@ -182,6 +182,9 @@ func (t *Target) Serve(ctx context.Context, opts ...ServeOption) error {
 	}
 	var manager sync.WaitGroup
 	manager.Go(t.taskManager)
+	if d, ok := t.ctx.(interface{ Refusals() <-chan cm.Refusal }); ok {
+		manager.Go(func() { logRefusals(t.cfg.Log, d.Refusals(), t.quit) })
+	}
 	if t.faults != nil {
 		t.faults.start()
 	}

@@ -9,6 +9,7 @@
 package cm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -126,6 +127,27 @@ type RejectError struct {
 	PrivateData []byte // as received, padded with zeros to MaxRejectData
 }
 
+// Refusal is a connection request that this side's device refused without asking a listener.
+type Refusal struct {
+	From             netip.Addr
+	Reason           uint16    // IBA vol. 1, 12.6.7.2
+	AskedMTU, OwnMTU verbs.MTU // path MTU: of the request, and the largest of the device
+}
+
+func (r Refusal) String() string {
+	s := fmt.Sprintf("%s (CM reason %d)", reasonText(r.Reason), r.Reason)
+	switch {
+	case r.Reason != reasonInvalidMTU:
+	case r.AskedMTU.Bytes() == 0:
+		s += fmt.Sprintf(": code %d asked for, codes are 1 to 5", r.AskedMTU)
+	default:
+		s += fmt.Sprintf(": %d bytes asked for, this device's link carries %d", r.AskedMTU.Bytes(), r.OwnMTU.Bytes())
+	}
+	return s
+}
+
+const reasonInvalidMTU = 26
+
 // ReasonConsumerDefined is the REJ reason by which a consumer such as an SRP target refuses; the private data is the consumer's.
 const ReasonConsumerDefined = 28
 
@@ -142,9 +164,7 @@ var rejectText = map[uint16]string{
 }
 
 func (e *RejectError) Error() string {
-	t := rejectText[e.Reason]
-	if t == "" {
-		t = "unknown reason"
-	}
-	return fmt.Sprintf("connection rejected by the peer: %s (CM reason %d)", t, e.Reason)
+	return fmt.Sprintf("connection rejected by the peer: %s (CM reason %d)", reasonText(e.Reason), e.Reason)
 }
+
+func reasonText(reason uint16) string { return cmp.Or(rejectText[reason], "unknown reason") }

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/softroce/ibcm"
 	"srp-initiator/rdma/softroce/packet"
 	"srp-initiator/rdma/softroce/rc"
@@ -39,6 +40,7 @@ type Device struct {
 	random  func() uint64
 	capture *capture
 	events  chan verbs.AsyncEvent
+	refused chan cm.Refusal
 	done    chan struct{}                   // closed by Close
 	pumped  chan struct{}                   // closed when the pump has ended
 	reaper  atomic.Pointer[completionQueue] // whose owner took entries last
@@ -160,7 +162,7 @@ func newDevice(link Link, mtu verbs.MTU, o options) *Device {
 	d := &Device{
 		name: "softroce:" + link.Addr().String(), addr: link.Addr().WithZone(""), gid: verbs.GIDFromAddr(link.Addr()), guid: o.guid, mtu: mtu,
 		link: link, start: time.Now().Add(-time.Second), random: o.random,
-		events: make(chan verbs.AsyncEvent, maxAsync), done: make(chan struct{}), pumped: make(chan struct{}),
+		events: make(chan verbs.AsyncEvent, maxAsync), refused: make(chan cm.Refusal, maxRefusals), done: make(chan struct{}), pumped: make(chan struct{}),
 		qps: map[uint32]*queuePair{}, cqs: map[*completionQueue]struct{}{}, channels: map[*channel]struct{}{},
 		memory: memoryTable{byIndex: map[uint32]*keyed{}}, peers: map[netip.Addr]*udp.Destination{},
 		nextTimer: rc.Never, pumpAt: rc.Never,
@@ -170,11 +172,21 @@ func newDevice(link Link, mtu verbs.MTU, o options) *Device {
 	}
 	d.resigned = sync.NewCond(&d.mu)
 	d.tx.init()
-	d.cm = ibcm.New(ibcm.Config{Addr: d.addr, CAGUID: d.guid, PKey: packet.DefaultPKey, MaxMTU: mtu, Random: d.random})
+	d.cm = ibcm.New(ibcm.Config{Addr: d.addr, CAGUID: d.guid, PKey: packet.DefaultPKey, MaxMTU: mtu, Random: d.random, Refused: d.noteRefusal})
 	if o.capture != nil {
 		d.capture = newCapture(o.capture)
 	}
 	return d
+}
+
+// Refusals has the connection requests that the device refused by itself: no listener hears of those. What nobody takes in time is dropped.
+func (d *Device) Refusals() <-chan cm.Refusal { return d.refused }
+
+func (d *Device) noteRefusal(from netip.Addr, q *ibcm.REQ, reason uint16) {
+	select {
+	case d.refused <- cm.Refusal{From: from, Reason: reason, AskedMTU: q.PathMTU, OwnMTU: d.mtu}:
+	default:
+	}
 }
 
 func (d *Device) run() {

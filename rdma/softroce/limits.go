@@ -14,6 +14,7 @@ const (
 	maxPD       = 4096
 	maxReads    = 16 // RDMA READs per queue pair, either way
 	maxAsync    = 256
+	maxRefusals = 64
 	maxPeers    = 1024 // destinations that are remembered
 	maxMessage  = 1 << 30
 	recentQPNs  = 4096 // queue pair numbers that are not given out again for now

@@ -173,6 +173,8 @@ type Config struct {
 	PKey   uint16
 	MaxMTU verbs.MTU // the largest path MTU the node's link carries
 	Random func() uint64
+	// Refused, if not nil, hears of each REQ that the machine answers with a REJ of its own. It must not call the machine.
+	Refused func(from netip.Addr, q *REQ, reason uint16)
 }
 
 type idKey struct {
@@ -604,6 +606,9 @@ func (m *Machine) duplicate(c *Conn, d *MAD) {
 // refuse answers a REQ that has no connection.
 func (m *Machine) refuse(to netip.Addr, d *MAD, q *REQ, reason uint16, ari []byte) {
 	m.stats.Refused++
+	if m.cfg.Refused != nil {
+		m.cfg.Refused(to, q, reason)
+	}
 	(&REJ{RemoteCommID: q.LocalCommID, Message: MessageREQ, Reason: reason, ARI: ari}).Encode(m.datagram(to), d.TID())
 }
 
