@@ -187,6 +187,7 @@ func (s *Session) connectOnce(ctx context.Context, index int) (_ *channel, err e
 	if err != nil {
 		return nil, s.loginError(index, err)
 	}
+	ch.route = ch.conn.Route() // the peer may have asked for a smaller path MTU
 	if err := ch.accepted(rep.PrivateData, reqLen); err != nil {
 		return nil, err
 	}
@@ -306,7 +307,7 @@ func (s *Session) loginError(index int, err error) error {
 			return &LoginRejectedError{Reason: r.Reason, Formats: r.Formats, Channel: index, Hint: s.hint(r.Reason)}
 		}
 	}
-	return fmt.Errorf("srp: connect to %s: %w", s.target.destination(), rej)
+	return fmt.Errorf("srp: connect to %s: %w", s.target.destination(), err)
 }
 
 // hint is what most often stands behind a reason, and what to do.

@@ -91,6 +91,7 @@ type Listener interface {
 
 // Conn is one connection from resolution, or the arrival of a request, to its end.
 type Conn interface {
+	// Route is what resolution found; the path MTU, once Connect has returned, what the peer agreed to.
 	Route() Route
 	// Request holds what the peer's REQ said; passive side only. PrivateData is padded with zeros to the CM field's size.
 	Request() ConnParam

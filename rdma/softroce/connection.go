@@ -214,7 +214,8 @@ type connection struct {
 	done    chan struct{}
 
 	// Guarded by Device.mu.
-	mc        *ibcm.Conn // nil on the active side before Connect
+	mc        *ibcm.Conn         // nil on the active side before Connect
+	first     *ibcm.ConnectParam // active: of the REQ under way, while another may follow it
 	qp        *queuePair
 	waitsIn   *listener // passive: until somebody takes it from there
 	awaitsRTU bool
@@ -223,8 +224,8 @@ type connection struct {
 }
 
 type cmHappening struct {
-	kind   ibcm.EventKind
-	reject ibcm.REJ
+	kind     ibcm.EventKind
+	rejected error
 }
 
 func (d *Device) newConnection() *connection {
@@ -243,23 +244,55 @@ func (d *Device) cmEvent(now rc.Time, e *ibcm.Event) {
 	}
 	switch e.Kind {
 	case ibcm.EventReply, ibcm.EventEstablished, ibcm.EventUnreachable, ibcm.EventRejected:
+		var rejected error
+		if e.Kind == ibcm.EventRejected {
+			if c.connectAgain(now, e) {
+				return
+			}
+			rejected = rejection(e)
+		}
+		c.first = nil
 		select {
-		case c.events <- cmHappening{e.Kind, e.Reject}:
+		case c.events <- cmHappening{e.Kind, rejected}:
 		default:
 		}
 		switch e.Kind {
 		case ibcm.EventUnreachable:
 			c.leave(now, cm.ErrUnreachable)
 		case ibcm.EventRejected:
-			c.leave(now, rejection(&e.Reject))
+			c.leave(now, rejected)
 		}
 	case ibcm.EventDisconnected:
 		c.leave(now, cm.ErrDisconnected)
 	}
 }
 
-func rejection(r *ibcm.REJ) error {
-	return &cm.RejectError{Reason: r.Reason, PrivateData: append([]byte(nil), r.PrivateData[:]...)}
+// connectAgain sends a second REQ, with the path MTU that the peer carries, when it refused the first for a larger one. Device.mu is held.
+func (c *connection) connectAgain(now rc.Time, e *ibcm.Event) bool {
+	p := c.first
+	if p == nil || c.ended || e.Conn != c.mc || e.MTU == 0 || e.MTU >= p.PathMTU {
+		return false
+	}
+	c.first = nil
+	p.PathMTU = e.MTU
+	mc, err := c.d.cm.Connect(c.d.clock(now), *p, c)
+	if err != nil {
+		return false
+	}
+	c.mc = mc
+	return true
+}
+
+func rejection(e *ibcm.Event) error {
+	err := &cm.RejectError{Reason: e.Reject.Reason, PrivateData: append([]byte(nil), e.Reject.PrivateData[:]...)}
+	if err.Reason != ibcm.ReasonInvalidMTU {
+		return err
+	}
+	carries := "does not say what it carries"
+	if e.MTU != 0 {
+		carries = fmt.Sprintf("carries %d at most", e.MTU.Bytes())
+	}
+	return fmt.Errorf("path MTU %d asked for, the peer %s: %w", e.Conn.REQ().PathMTU.Bytes(), carries, err)
 }
 
 // cmRequest hands a request to its listener.
@@ -404,16 +437,17 @@ func (c *connection) Connect(ctx context.Context, p cm.ConnParam) (cm.ConnParam,
 		return cm.ConnParam{}, fmt.Errorf("softroce: Connect once, after InitQP: %w", syscall.EINVAL)
 	}
 	now := d.now()
-	mc, err := d.cm.Connect(d.clock(now), ibcm.ConnectParam{
+	first := ibcm.ConnectParam{
 		Peer: c.peer, SourcePort: c.route.Local.IP.Port(), LocalQPN: c.qp.qpn, StartingPSN: psn,
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, FlowControl: p.FlowControl,
 		RetryCount: p.RetryCount, RNRRetryCount: p.RNRRetryCount, PathMTU: c.route.PathMTU, ACKTimeout: p.ACKTimeout, PrivateData: p.PrivateData,
-	}, c)
+	}
+	mc, err := d.cm.Connect(d.clock(now), first, c)
 	if err != nil {
 		d.mu.Unlock()
 		return cm.ConnParam{}, err
 	}
-	c.mc = mc
+	c.mc, c.first = mc, &first
 	d.settleCM(now)
 	d.flush(now)
 	d.unlock()
@@ -428,10 +462,11 @@ func (c *connection) Connect(ctx context.Context, p cm.ConnParam) (cm.ConnParam,
 	d.mu.Lock()
 	defer d.unlock()
 	now = d.now()
-	if c.ended || mc.State() != ibcm.REPReceived {
+	if mc = c.mc; c.ended || mc.State() != ibcm.REPReceived {
 		return cm.ConnParam{}, c.endError()
 	}
 	rep, req := mc.REP(), mc.REQ()
+	c.route.PathMTU = req.PathMTU
 	err = c.ready(&path{
 		qpn: rep.LocalQPN, rqPSN: psn, sqPSN: rep.StartingPSN, mtu: req.PathMTU,
 		reads: min(p.InitiatorDepth, rep.ResponderResources), readsServed: min(max(p.ResponderResources, rep.InitiatorDepth), maxReads),
@@ -501,7 +536,7 @@ func (c *connection) await(ctx context.Context, timeout time.Duration) (cmHappen
 func (c *connection) judge(h cmHappening) (cmHappening, error) {
 	switch h.kind {
 	case ibcm.EventRejected:
-		return h, rejection(&h.reject)
+		return h, h.rejected
 	case ibcm.EventUnreachable:
 		return h, fmt.Errorf("%s does not answer: %w", c.peer, cm.ErrUnreachable)
 	}

@@ -95,7 +95,8 @@ const (
 type Event struct {
 	Kind   EventKind
 	Conn   *Conn
-	Reject REJ // EventRejected; ARI is nil
+	Reject REJ       // EventRejected; ARI is nil
+	MTU    verbs.MTU // EventRejected for the path MTU: what the peer carries, 0 where it does not say
 }
 
 // Datagram is one MAD to send to QP1 of a node.
@@ -705,8 +706,13 @@ func (m *Machine) rejected(now time.Time, from netip.Addr, d *MAD) error {
 		m.stats.Unexpected++
 		return nil
 	}
+	e := Event{Kind: EventRejected, Conn: c}
+	if r.Reason == ReasonInvalidMTU && len(r.ARI) > 0 && verbs.MTU(r.ARI[0]).Bytes() > 0 {
+		e.MTU = verbs.MTU(r.ARI[0])
+	}
 	r.ARI = nil
-	m.event(Event{Kind: EventRejected, Conn: c, Reject: r})
+	e.Reject = r
+	m.event(e)
 	if c.state == Established {
 		m.timewaitQuietly(now, c)
 		return nil
