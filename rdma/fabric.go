@@ -71,7 +71,7 @@ func WithPeer(src netip.AddrPort, dst cm.Addr) Option {
 func WithCapture(w io.Writer) Option { return func(o *options) { o.capture = w } }
 
 // Names explains the device names that Open knows, for help texts.
-const Names = `auto, a kernel device (rxe0, mlx5_0, mlx5_0/1), a network interface that has one (eth0), softroce, softroce:ADDR`
+const Names = `auto, a kernel device (rxe0, mlx5_0, mlx5_0/1), a network interface that has one (eth0), softroce, softroce:ADDR (link-local: fe80::1%eth0)`
 
 // NameError is a device name that Open cannot make sense of.
 type NameError struct {
@@ -90,7 +90,7 @@ func (e *NameError) Error() string {
 //	rxe0, mlx5_0/1  a kernel device; a port number must exist and be that of the route
 //	eth0            the kernel device on a network interface
 //	softroce        the userspace device on a local address of its choice
-//	softroce:ADDR   the userspace device on that local address
+//	softroce:ADDR   the userspace device on that local address, a link-local one with its %INTERFACE
 func Open(name string, opts ...Option) (*Fabric, error) {
 	var o options
 	for _, f := range opts {

@@ -41,6 +41,7 @@ func node(t *testing.T, name string, opts ...rdma.Option) cmtest.Node {
 func TestBadNames(t *testing.T) {
 	for _, c := range []struct{ name, say string }{
 		{"softroce:nowhere", `"nowhere" is not an IP address`},
+		{"softroce:fe80::1", "%INTERFACE is missing after the link-local address: want such as softroce:fe80::1%eth0"},
 		{"mlx5_0/0", `port "0" is not a number from 1 to 255`},
 		{"mlx5_0/x", `port "x" is not a number from 1 to 255`},
 	} {

@@ -26,6 +26,9 @@ func openSoftroce(name string, o *options) (*Fabric, error) {
 		if addr, err = netip.ParseAddr(a); err != nil {
 			return nil, &NameError{Name: name, Reason: fmt.Sprintf("%q is not an IP address", a)}
 		}
+		if addr.Is6() && addr.IsLinkLocalUnicast() && addr.Zone() == "" {
+			return nil, &NameError{Name: name, Reason: fmt.Sprintf("%%INTERFACE is missing after the link-local address: want such as softroce:%s%%eth0", addr)}
+		}
 	} else if o.hasPeer {
 		var err error
 		if addr, err = localAddr(o); err != nil {

@@ -244,7 +244,7 @@ var loginKeys = []LoginKey{
 			}
 			return fmt.Sprintf("%016x", t.ServiceID)
 		}},
-	{Name: "dest", Values: "HOST:PORT, an IPv6 address in brackets", Help: "address of the target for RDMA/CM",
+	{Name: "dest", Values: "HOST:PORT, an IPv6 address in brackets, a link-local one with its interface: [fe80::1%eth0]:5555", Help: "address of the target for RDMA/CM",
 		set: func(t *TargetPort, _ *LoginOptions, s string) (err error) {
 			t.Dest, t.Host, err = parseEndpoint(s, true)
 			return err
@@ -255,7 +255,7 @@ var loginKeys = []LoginKey{
 			}
 			return t.destination()
 		}},
-	{Name: "src", Values: "ADDR or ADDR:PORT, an IPv6 address in brackets", Help: "local address to connect from",
+	{Name: "src", Values: "ADDR or ADDR:PORT, an IPv6 address as in dest", Help: "local address to connect from",
 		set: func(t *TargetPort, _ *LoginOptions, s string) error {
 			ap, name, err := parseEndpoint(s, false)
 			if err == nil && name != "" {

@@ -243,6 +243,14 @@ func (p *parser) finish() error {
 			return &TargetError{Item: k, Reason: "missing; a target needs " + strings.Join(need, ", ")}
 		}
 	}
+	for _, e := range []struct {
+		item string
+		at   netip.AddrPort
+	}{{"dest", p.t.Dest}, {"src", p.t.Src}} {
+		if a := e.at.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
+			return &TargetError{Item: e.item, Value: a.String(), Reason: fmt.Sprintf("%%INTERFACE is missing after the link-local address; want such as [%s%%eth0]", a)}
+		}
+	}
 	if p.seen["src"] && ib {
 		return &TargetError{Item: "src", Value: p.t.Src.String(), Reason: "goes with dest only"}
 	}

@@ -386,6 +386,7 @@ func targetHelp(w io.Writer) {
   srp://HOST:PORT/ID_EXT[:IOC_GUID][?key=value&...]             IOC_GUID is ID_EXT if not given
 
 On an InfiniBand fabric dgid=, pkey= and service_id= take the place of dest=. Quote the URL if it has a "&".
+A link-local IPv6 address needs the interface it is on: dest=[fe80::1%eth0]:5555, in a URL srp://[fe80::1%25eth0]:5555/... (RFC 6874).
 
 Keys:
 `)

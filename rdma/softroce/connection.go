@@ -13,6 +13,7 @@ import (
 	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/softroce/ibcm"
 	"srp-initiator/rdma/softroce/rc"
+	"srp-initiator/rdma/softroce/udp"
 	"srp-initiator/rdma/verbs"
 )
 
@@ -53,12 +54,16 @@ func (k Connector) Resolve(ctx context.Context, src netip.AddrPort, dst cm.Addr)
 	}
 	mtu := d.mtu
 	if _, ok := d.link.(descriptor); ok {
-		m, err := routeMTU(ctx, d.addr, dst.IP.Addr(), d.scope)
+		if zoned := dst.IP.Addr(); a.IsLinkLocalUnicast() && a.Is6() && (d.scope == 0 || zoned.Zone() != "" && udp.Scope(zoned) != d.scope) {
+			return nil, fmt.Errorf("link-local address %s cannot be reached from device %s; use softroce:ADDR%%INTERFACE with the link-local address of the interface on the way to the peer: %w",
+				zoned, d.name, cm.ErrUnreachable)
+		}
+		m, err := routeMTU(ctx, d.addr, a, d.scope)
 		if noDescriptor(err) {
 			return nil, fmt.Errorf("device %s cannot look for a route to %s: %w", d.name, dst.IP.Addr(), NameLimit(err))
 		}
 		if err != nil {
-			return nil, fmt.Errorf("no route from device %s to %s: %w", d.name, dst.IP.Addr(), errors.Join(cm.ErrUnreachable, err))
+			return nil, fmt.Errorf("no route from device %s to %s: %w: %w", d.name, dst.IP.Addr(), cm.ErrUnreachable, err)
 		}
 		mtu = min(mtu, m)
 	}
@@ -78,9 +83,14 @@ func routeMTU(ctx context.Context, from, to netip.Addr, scope uint32) (verbs.MTU
 	network, level, opt := "udp4", syscall.IPPROTO_IP, syscall.IP_MTU
 	if to.Is6() {
 		network, level, opt = "udp6", syscall.IPPROTO_IPV6, syscall.IPV6_MTU
-		if to.IsLinkLocalUnicast() && to.Zone() == "" && scope != 0 {
-			to = to.WithZone(fmt.Sprint(scope))
-			from = from.WithZone(fmt.Sprint(scope))
+		// A link-local address means nothing without its interface, neither the one nor the other.
+		if zone := fmt.Sprint(scope); scope != 0 {
+			if to.IsLinkLocalUnicast() {
+				to = to.WithZone(zone)
+			}
+			if from.IsLinkLocalUnicast() {
+				from = from.WithZone(zone)
+			}
 		}
 	}
 	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
@@ -137,7 +147,7 @@ func (k Connector) Listen(addr netip.AddrPort, backlog int) (cm.Listener, error)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, errors.Join(err, syscall.EADDRINUSE))
 	}
-	l.addr = netip.AddrPortFrom(d.addr, port)
+	l.addr = netip.AddrPortFrom(d.addr.WithZone(d.link.Addr().Zone()), port) // with its interface: others have to name it, too
 	return l, nil
 }
 
@@ -499,7 +509,12 @@ func (c *connection) await(ctx context.Context, timeout time.Duration) (cmHappen
 	t := time.NewTimer(timeout)
 	defer t.Stop()
 	silent := func(cause error) error {
-		return fmt.Errorf("no answer from %s within %v: check that it listens, and that UDP port 4791 is not filtered: %w", c.peer, time.Since(began).Round(100*time.Millisecond), cause)
+		// The timer of a busy machine is late: what was granted is what is said.
+		waited := min(timeout, time.Since(began)).Round(100 * time.Millisecond)
+		if at, ok := ctx.Deadline(); ok {
+			waited = min(waited, at.Sub(began).Round(100*time.Millisecond))
+		}
+		return fmt.Errorf("no answer from %s within %v: check that it listens, and that UDP port 4791 is not filtered: %w", c.peer, waited, cause)
 	}
 	var err error
 	select {

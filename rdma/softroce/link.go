@@ -50,6 +50,9 @@ func linkMTU(addr netip.Addr) (verbs.MTU, string, error) {
 	}
 	var missed error // of an interface that may have been the one
 	for _, i := range ifs {
+		if zone := udp.Scope(addr); zone != 0 && zone != uint32(i.Index) {
+			continue // interfaces may have the same link-local address
+		}
 		addrs, err := i.Addrs()
 		if err != nil {
 			missed = err

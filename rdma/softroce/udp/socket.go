@@ -113,6 +113,14 @@ func Open(addr netip.Addr, o Options) (*Socket, error) {
 	if !addr.IsValid() || addr.IsUnspecified() || addr.IsMulticast() {
 		return nil, fmt.Errorf("softroce needs one unicast address of this machine, not %s", addr)
 	}
+	if addr.Is6() && addr.IsLinkLocalUnicast() {
+		if addr.Zone() == "" {
+			return nil, fmt.Errorf("link-local address %s: %%INTERFACE is missing; want such as %s%%eth0", addr, addr)
+		}
+		if Scope(addr) == 0 {
+			return nil, fmt.Errorf("address %s: there is no network interface %q", addr, addr.Zone())
+		}
+	}
 	var family int
 	var name unix.Sockaddr
 	if addr.Is4() {
