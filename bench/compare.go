@@ -83,12 +83,14 @@ func (r Ratio) String() string {
 type Compared struct {
 	Name   string    `json:"name"`
 	Rounds []*Result `json:"rounds"`
-	IOPS   Spread    `json:"iops"`
-	MeanUS Spread    `json:"lat_mean_us"`
-	P99US  Spread    `json:"lat_p99_us"`
-	CPU    Spread    `json:"cpu_us_per_io"`
-	PerIO  Spread    `json:"notifications_per_io"`
-	// The same figures divided, round by round, by the first variant's of the same round; nil for the first itself, and where it has zeros.
+	// Rounds in which no command began and ended: they are in no ratio, and in no figure but IOPS.
+	WithoutCommands int    `json:"rounds_without_commands,omitempty"`
+	IOPS            Spread `json:"iops"`
+	MeanUS          Spread `json:"lat_mean_us"`
+	P99US           Spread `json:"lat_p99_us"`
+	CPU             Spread `json:"cpu_us_per_io"`
+	PerIO           Spread `json:"notifications_per_io"`
+	// The same figures divided, round by round, by the first variant's of the same round; nil for the first itself, where it has zeros, and where no round is left.
 	IOPSRatio *Ratio `json:"iops_ratio,omitempty"`
 	MeanRatio *Ratio `json:"lat_mean_ratio,omitempty"`
 	CPURatio  *Ratio `json:"cpu_ratio,omitempty"`
@@ -125,8 +127,9 @@ rounds:
 	}
 	for i := range out {
 		c := &out[i]
-		figure := func(of func(*Result) float64) (Spread, *Ratio) {
-			m := Metric{Of: of}
+		c.WithoutCommands = c.Idle()
+		figure := func(name string) (Spread, *Ratio) {
+			m, _ := MetricNamed(name)
 			if i > 0 {
 				if r, ok := c.Ratio(&out[0], m); ok {
 					return c.Spread(m), &r
@@ -134,11 +137,11 @@ rounds:
 			}
 			return c.Spread(m), nil
 		}
-		c.IOPS, c.IOPSRatio = figure(func(r *Result) float64 { return r.IOPS })
-		c.MeanUS, c.MeanRatio = figure(func(r *Result) float64 { return r.MeanUS })
-		c.P99US, _ = figure(func(r *Result) float64 { return r.P99US })
-		c.CPU, c.CPURatio = figure(func(r *Result) float64 { return r.CPUPerIOUS })
-		c.PerIO, _ = figure(func(r *Result) float64 { return r.NotificationsPerIO })
+		c.IOPS, c.IOPSRatio = figure("iops")
+		c.MeanUS, c.MeanRatio = figure("lat_mean")
+		c.P99US, _ = figure("lat_p99")
+		c.CPU, c.CPURatio = figure("cpu_per_io")
+		c.PerIO, _ = figure("notifications_per_io")
 	}
 	return out, failed
 }
@@ -160,10 +163,22 @@ func WriteTable(w io.Writer, cs []Compared) error {
 		if c.PerIO.Median > 0 {
 			perNotif = fmt.Sprintf("%.1f", 1/c.PerIO.Median)
 		}
+		if c.Idle() == len(c.Rounds) {
+			fmt.Fprintf(t, "%s\t0\t\t-\t-\t-\t-\t-\t\n", c.Name)
+			continue
+		}
 		fmt.Fprintf(t, "%s\t%.0f\t[%.0f-%.0f]\t%.1f\t%.1f\t%.2f\t%.3f\t%s\t\n", c.Name, c.IOPS.Median, c.IOPS.Min, c.IOPS.Max, c.MeanUS.Median, c.P99US.Median, c.CPU.Median, c.PerIO.Median, perNotif)
 	}
-	if err := t.Flush(); err != nil || len(cs) < 2 {
+	if err := t.Flush(); err != nil {
 		return err
+	}
+	if s := idleText(cs); s != "" {
+		if _, err := fmt.Fprintln(w, s); err != nil {
+			return err
+		}
+	}
+	if len(cs) < 2 {
+		return nil
 	}
 	t = tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "\nto %s\tIOPS\t[min-max]\tverdict\tlatency\t[min-max]\tverdict\tCPU/IO\t[min-max]\tverdict\t\n", cs[0].Name)

@@ -93,6 +93,63 @@ func TestCompareTable(t *testing.T) {
 	}
 }
 
+// TestIdleRounds: a round without commands has no latency and no CPU time per command, and is in no ratio.
+func TestIdleRounds(t *testing.T) {
+	at := map[string]int{}
+	variant := func(name string, iops ...float64) bench.Variant {
+		return bench.Variant{Name: name, Run: func(context.Context) (*bench.Result, error) {
+			v := iops[at[name]%len(iops)]
+			at[name]++
+			if v == 0 {
+				return &bench.Result{Seconds: 1}, nil
+			}
+			return &bench.Result{Seconds: 1, IOPS: v, MeanUS: 1e6 / v, P99US: 2e6 / v, CPUPerIOUS: 10, NotificationsPerIO: 0.5}, nil
+		}}
+	}
+	cs, err := bench.Compare(t.Context(), 8, []bench.Variant{variant("a", 100, 0, 100, 100, 100, 100, 100, 100), variant("b", 200, 200, 0, 200, 200, 200, 200, 200), variant("c", 0)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b, c := &cs[0], &cs[1], &cs[2]
+	if a.WithoutCommands != 1 || b.WithoutCommands != 1 || c.WithoutCommands != 8 || a.IOPS.Min != 0 || a.MeanUS.Min != 1e4 || b.MeanUS.Min != 5e3 || b.CPU.Min != 10 || b.PerIO.Min != 0.5 {
+		t.Errorf("%+v\n%+v\n%+v", *a, *b, *c)
+	}
+	for _, r := range []*bench.Ratio{b.IOPSRatio, b.MeanRatio, b.CPURatio} {
+		if r == nil {
+			t.Fatal("no ratio")
+		}
+	}
+	if r := b.IOPSRatio; r.Min != 2 || r.Max != 2 || r.Verdict != bench.Higher {
+		t.Errorf("IOPS: %+v", *r)
+	}
+	if r := b.MeanRatio; r.Min != 0.5 || r.Max != 0.5 || r.Verdict != bench.Lower {
+		t.Errorf("latency: %+v", *r)
+	}
+	if c.IOPSRatio != nil || c.MeanRatio != nil || c.CPURatio != nil {
+		t.Errorf("ratios of nothing: %+v", *c)
+	}
+	rep := bench.Report{Rounds: 8, Points: []bench.PointResult{{Label: "p", Series: "s", Variants: cs}}}
+	var table, text, md, sheet bytes.Buffer
+	if err := errors.Join(bench.WriteTable(&table, cs), rep.WriteText(&text), rep.WriteMarkdown(&md), rep.WriteCSV(&sheet)); err != nil {
+		t.Fatal(err)
+	}
+	const said = "a did no command in 1 of 8 rounds, b did no command in 1 of 8 rounds, c did no command in 8 of 8 rounds: no ratio counts those rounds"
+	for _, s := range []string{table.String(), text.String(), md.String()} {
+		if strings.Count(s, said) != 1 {
+			t.Errorf("no %q in\n%s", said, s)
+		}
+	}
+	words := strings.Join(strings.Fields(table.String()), " ")
+	if want := "c 0 - - - - - "; !strings.Contains(words, want) || strings.Contains(words, "NaN") {
+		t.Errorf("no %q in %s", want, words)
+	}
+	for _, want := range []string{"p,s,0,0,a,lat_mean,us,10000,10000,10000,7,", "p,s,0,0,a,iops,1/s,100,0,100,8,", "p,s,0,0,c,lat_mean,us,,,,0,"} {
+		if !strings.Contains(sheet.String(), want) {
+			t.Errorf("no %q in\n%s", want, sheet.String())
+		}
+	}
+}
+
 // TestMeasuredRatio: beside a published ratio stands the median of the ratios within rounds, not the ratio of medians.
 func TestMeasuredRatio(t *testing.T) {
 	rep := bench.Report{Rounds: len(drifting), Points: []bench.PointResult{{Label: "p", Series: "s", Variants: compared(t, drifting, beside),

@@ -351,24 +351,66 @@ func over(err error) bool {
 	return false
 }
 
-// Spread is a metric of one variant over the rounds.
+// Spread is a metric of one variant over the rounds. A round without commands has a throughput, 0, and else nothing to measure: no latency, no CPU time
+// per command. The spread of no round at all is 0.
 func (c *Compared) Spread(m Metric) Spread {
 	v := make([]float64, 0, len(c.Rounds))
 	for _, r := range c.Rounds {
-		v = append(v, m.Of(r))
+		if !r.idle() || m.throughput() {
+			v = append(v, m.Of(r))
+		}
+	}
+	if len(v) == 0 {
+		return Spread{}
 	}
 	return NewSpread(v)
 }
 
-// Ratio is a metric of c divided, round by round, by that of base. ok is false when base has zeros.
+func (m Metric) throughput() bool { return m.Name == "iops" || m.Name == "mb_per_s" }
+
+// idle reports that no command began and ended in the measured time.
+func (r *Result) idle() bool { return r.IOPS == 0 }
+
+// Idle is the number of rounds without commands.
+func (c *Compared) Idle() (n int) {
+	for _, r := range c.Rounds {
+		if r.idle() {
+			n++
+		}
+	}
+	return n
+}
+
+// idleText says which variants had rounds without commands, "" when none had.
+func idleText(cs []Compared) string {
+	var said []string
+	for k := range cs {
+		if n := cs[k].Idle(); n > 0 {
+			said = append(said, fmt.Sprintf("%s did no command in %d of %s", cs[k].Name, n, Counted(len(cs[k].Rounds), "round")))
+		}
+	}
+	if said == nil {
+		return ""
+	}
+	return strings.Join(said, ", ") + ": no ratio counts those rounds, and no figure but IOPS; want a longer runtime"
+}
+
+// Ratio is a metric of c divided, round by round, by that of base, without the rounds in which either did no command. ok is false when base has
+// zeros, or no round is left.
 func (c *Compared) Ratio(base *Compared, m Metric) (r Ratio, ok bool) {
 	v := make([]float64, 0, len(c.Rounds))
 	for n, r := range c.Rounds {
+		if r.idle() || base.Rounds[n].idle() {
+			continue
+		}
 		b := m.Of(base.Rounds[n])
 		if b == 0 {
 			return Ratio{}, false
 		}
 		v = append(v, m.Of(r)/b)
 	}
-	return NewRatio(v), len(v) > 0
+	if len(v) == 0 {
+		return Ratio{}, false
+	}
+	return NewRatio(v), true
 }

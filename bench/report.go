@@ -52,6 +52,10 @@ func (rep *Report) WriteText(w io.Writer) error {
 			for _, name := range tableMetrics {
 				metric, _ := MetricNamed(name)
 				s := c.Spread(metric)
+				if c.Idle() == len(c.Rounds) && name != "iops" {
+					fmt.Fprint(t, "-\t")
+					continue
+				}
 				fmt.Fprintf(t, "%s\t", figure(s.Median))
 				if name == "iops" {
 					fmt.Fprintf(t, "[%.0f-%.0f]\t", s.Min, s.Max)
@@ -71,7 +75,13 @@ func (rep *Report) WriteText(w io.Writer) error {
 					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Min, s.Max, s.Verdict))
 				}
 			}
+			if said == nil {
+				said = []string{"no ratio"}
+			}
 			fmt.Fprintf(w, "  %s to %s: %s\n", c.Name, p.Variants[0].Name, strings.Join(said, "; "))
+		}
+		if s := idleText(p.Variants); s != "" {
+			fmt.Fprintf(w, "  %s\n", s)
 		}
 		rep.writePublished(w, &p)
 		fmt.Fprintln(w)
@@ -169,7 +179,13 @@ func (rep *Report) WriteCSV(w io.Writer) error {
 						published = num(pub.Value)
 					}
 				}
-				c.Write([]string{rep.Experiment, p.Label, p.Series, num(p.X), num(p.Rate), v.Name, m.Name, m.Unit, num(s.Median), num(s.Min), num(s.Max), strconv.Itoa(len(v.Rounds)), published})
+				figures, rounds := []string{num(s.Median), num(s.Min), num(s.Max)}, len(v.Rounds)
+				if !m.throughput() {
+					if rounds -= v.Idle(); rounds == 0 {
+						figures = []string{"", "", ""} // nothing was measured
+					}
+				}
+				c.Write(append(append([]string{rep.Experiment, p.Label, p.Series, num(p.X), num(p.Rate), v.Name, m.Name, m.Unit}, figures...), strconv.Itoa(rounds), published))
 			}
 		}
 	}
@@ -195,6 +211,9 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 	fmt.Fprintln(&b, "|---|---|---|---|---|---|---|---|---|---|---|")
 	median := func(c *Compared, name string) string {
 		metric, _ := MetricNamed(name)
+		if c.Idle() == len(c.Rounds) && !metric.throughput() {
+			return "-"
+		}
 		return figure(c.Spread(metric).Median)
 	}
 	for _, p := range rep.Points {
@@ -221,6 +240,11 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 				}
 			}
 			fmt.Fprintln(&b)
+		}
+	}
+	for _, p := range rep.Points {
+		if s := idleText(p.Variants); s != "" {
+			fmt.Fprintf(&b, "\n%s: %s.\n", p.Label, s)
 		}
 	}
 	rows := 0

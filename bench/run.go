@@ -247,9 +247,9 @@ func (s *slot) failure() error {
 	case s.Error() != nil:
 		return s.Error()
 	case s.Transferred() != len(s.buf):
-		return fmt.Errorf("bench: %d of %d bytes moved at offset %d", s.Transferred(), len(s.buf), s.off)
+		return fmt.Errorf("%d of %d bytes moved at offset %d", s.Transferred(), len(s.buf), s.off)
 	case s.Residual < 0:
-		return fmt.Errorf("bench: the target speaks of %d bytes more than the command's %d at offset %d", -s.Residual, len(s.buf), s.off)
+		return fmt.Errorf("the target speaks of %d bytes more than the command's %d at offset %d", -s.Residual, len(s.buf), s.off)
 	}
 	return nil
 }

@@ -176,4 +176,4 @@ func (w *Workload) check(size int64, block, most int) error {
 }
 
 // ErrVerify is wrapped by every mismatch that Verify finds.
-var ErrVerify = errors.New("bench: data mismatch")
+var ErrVerify = errors.New("data mismatch")

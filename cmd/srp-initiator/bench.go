@@ -173,6 +173,9 @@ func (e *env) peak(c *connection, d *disk.Disk, w bench.Workload, perCent float6
 	if err != nil {
 		return 0, err
 	}
+	if r.Commands == 0 {
+		return 0, fmt.Errorf("no command began and ended within %s: no peak to take %g %% of; want a longer --runtime", w.Runtime, perCent)
+	}
 	fmt.Fprintf(e.stderr, "peak: %.0f commands per second; running at %g %% of it\n", r.IOPS, perCent)
 	return max(r.IOPS*perCent/100, bench.MinRate), nil
 }
@@ -246,6 +249,9 @@ func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
 	if r == nil || r.Interrupted && r.Commands == 0 {
 		return err
 	}
+	if err == nil && r.Commands == 0 {
+		return fmt.Errorf("no command began and ended within %s: want a longer --runtime", w.Runtime)
+	}
 	if names := c.modesIn(first, r.Began, r.Ended); len(names) > 1 {
 		r.Mode = "switched: " + strings.Join(names, " -> ")
 	} else {
@@ -316,6 +322,11 @@ func (e *env) benchCompare(f *connectFlags, c *connection, d *disk.Disk, w bench
 	cs, err := bench.Compare(e.ctx, rounds, variants, nil)
 	if cs == nil {
 		return err
+	}
+	for _, c := range cs {
+		if n := len(c.Rounds); err == nil && c.WithoutCommands == n {
+			err = fmt.Errorf("%s did no command in %s of %s: want a longer --runtime", c.Name, bench.Counted(n, "round"), w.Runtime)
+		}
 	}
 	if e.json {
 		return e.shownJSON(cs, err)

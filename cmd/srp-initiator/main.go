@@ -380,7 +380,7 @@ func (v *verb) help(w io.Writer) {
 }
 
 func targetHelp(w io.Writer) {
-	fmt.Fprint(w, `TARGET names an SRP target port and how to log in to it, in one of two forms:
+	io.WriteString(w, `TARGET names an SRP target port and how to log in to it, in one of two forms:
 
   id_ext=ID,ioc_guid=GUID,dest=HOST:PORT[,key=value...]         as for the kernel's ib_srp (add_target)
   srp://HOST:PORT/ID_EXT[:IOC_GUID][?key=value&...]             IOC_GUID is ID_EXT if not given
