@@ -85,9 +85,6 @@ type slot struct {
 	started time.Time
 }
 
-// busyLimit is how long a target may answer a command with BUSY or TASK SET FULL.
-const busyLimit = 30 * time.Second
-
 type job struct {
 	r      *runner
 	index  int
@@ -115,7 +112,8 @@ type runner struct {
 	s         *srp.Session
 	mem       *srp.Memory
 	blocks    int64
-	gens      []uint32 // Verify: generation per block, each owned by one slot
+	gens      []uint32      // Verify: generation per block, each owned by one slot
+	busyLimit time.Duration // how long a target may answer a command with BUSY or TASK SET FULL
 	begin     time.Time
 	measure   time.Time // after the warm-up
 	end       time.Time // zero: Loops end it
@@ -136,7 +134,7 @@ func RunStriped(ctx context.Context, s *srp.Session, ds []*disk.Disk, chunk int,
 	if err := w.checkUnits(s, ds, chunk); err != nil {
 		return nil, err
 	}
-	r := &runner{w: w, ds: ds, chunk: int64(chunk), s: s, blocks: w.Size / int64(w.BlockSize)}
+	r := &runner{w: w, ds: ds, chunk: int64(chunk), s: s, blocks: w.Size / int64(w.BlockSize), busyLimit: s.Options().CommandTimeout}
 	if w.Loops > 0 {
 		r.left.Store(w.Loops)
 	}
@@ -315,7 +313,7 @@ func (j *job) handle(head *slot, f func(*slot) error) {
 		n := s.next
 		if s.Error() != nil && !j.r.stop.Load() {
 			// A busy target, a full task set, a unit attention: not the end of a measurement, but its time.
-			if wait, ok := s.retry.Again(&s.Command, busyLimit, func(scsi.Sense) {}); ok {
+			if wait, ok := s.retry.Again(&s.Command, j.r.busyLimit, func(scsi.Sense) {}); ok {
 				time.Sleep(wait)
 				err := j.r.s.Submit(&s.Command)
 				if err == nil {

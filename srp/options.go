@@ -66,6 +66,10 @@ const (
 
 	// maxBounce bounds the bounce memory of all channels, which is there, and registered, from the login on.
 	maxBounce = 1 << 30
+
+	// Of every timer.
+	LeastTimeout = 100 * time.Millisecond
+	MostTimeout  = 1e7 * time.Second
 )
 
 // LoginKey describes one key of a target description.
@@ -196,7 +200,7 @@ func secondsKey(name, help string, canBeOff bool, field func(*LoginOptions) *tim
 				return nil
 			}
 			v, err := strconv.ParseFloat(s, 64)
-			if err != nil || strings.Trim(s, "0123456789.") != "" || v < 0.1 || v > 1e7 {
+			if err != nil || strings.Trim(s, "0123456789.") != "" || v < LeastTimeout.Seconds() || v > MostTimeout.Seconds() {
 				return fmt.Errorf("out of range")
 			}
 			*field(o) = time.Duration(v * float64(time.Second)).Round(time.Millisecond)
@@ -305,12 +309,12 @@ var loginKeys = []LoginKey{
 	intKey("ch_count", "RDMA channels", 1, MaxChannels, func(o *LoginOptions) *int { return &o.ChannelCount }),
 	boolKey("use_imm_data", "small writes travel inside the command, if the target can", func(o *LoginOptions) *bool { return &o.ImmediateData }),
 	intKey("max_imm_data", "bytes of data that may travel so", 1, 1<<16, func(o *LoginOptions) *int { return &o.MaxImmediateData }),
-	boolKey("register_always", "0: the keys of the session's memory serve all commands; 1, a key of its own for each, is refused at login", func(o *LoginOptions) *bool { return &o.RegisterAlways }),
+	boolKey("register_always", "0: the keys of the session's memory serve all commands; 1, a key of its own for each, is refused", func(o *LoginOptions) *bool { return &o.RegisterAlways }),
 	secondsKey("reconnect_delay", "between attempts to reconnect", true, func(o *LoginOptions) *time.Duration { return &o.ReconnectDelay }),
 	secondsKey("fast_io_fail_tmo", "without connection before commands fail instead of waiting", true, func(o *LoginOptions) *time.Duration { return &o.FastIOFail }),
 	secondsKey("dev_loss_tmo", "without connection before the session is given up", true, func(o *LoginOptions) *time.Duration { return &o.DevLoss }),
 	secondsKey("connect_tmo", "for the login of one channel", false, func(o *LoginOptions) *time.Duration { return &o.ConnectTimeout }),
-	secondsKey("cmd_tmo", "before a command is aborted", true, func(o *LoginOptions) *time.Duration { return &o.CommandTimeout }),
+	secondsKey("cmd_tmo", "before a command is aborted, and how long one is sent again to a busy unit", true, func(o *LoginOptions) *time.Duration { return &o.CommandTimeout }),
 	secondsKey("tmf_tmo", "for the answer to an abort or reset", false, func(o *LoginOptions) *time.Duration { return &o.TaskMgmtTimeout }),
 }
 
@@ -329,6 +333,9 @@ func (o *LoginOptions) check(seen map[string]bool) error {
 	}
 	if o.FastIOFail >= 0 && o.DevLoss >= 0 && o.FastIOFail >= o.DevLoss {
 		return &TargetError{Item: "fast_io_fail_tmo", Value: o.FastIOFail.String(), Reason: fmt.Sprintf("must be shorter than dev_loss_tmo %s", o.DevLoss)}
+	}
+	if o.RegisterAlways {
+		return &TargetError{Item: "register_always", Value: "1", Reason: "a key for each command is not made here: it would cost two work requests per command, and rxe would not hold the target to its range; want 0"}
 	}
 	if n := o.MaxITIUSize; n != 0 && n < 64 {
 		return &TargetError{Item: "max_it_iu_size", Value: strconv.Itoa(n), Reason: "an SRP command needs 64; 0 means no cap"}

@@ -108,9 +108,6 @@ func Login(ctx context.Context, cfg Config, t TargetPort, o LoginOptions) (*Sess
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	if o.RegisterAlways {
-		return nil, &TargetError{Item: "register_always", Value: "1", Reason: "a key for each command needs memory windows, which no device here has been tested with; want 0"}
-	}
 	attr, err := cfg.Device.QueryDevice()
 	if err != nil {
 		return nil, fmt.Errorf("srp: query %s: %w", cfg.Device.Name(), err)

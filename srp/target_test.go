@@ -85,6 +85,7 @@ func TestParseTargetErrors(t *testing.T) {
 		ok + "dgid=fe80000000000000505400fffe123456": "excludes",
 		ok + "fast_io_fail_tmo=30,dev_loss_tmo=30":   "must be shorter than dev_loss_tmo",
 		ok + "reconnect_delay=off,fast_io_fail_tmo=off,dev_loss_tmo=off": "not all three",
+		ok + "register_always=1":                              "register_always=1: a key for each command is not made here: it would cost two work requests per command",
 		ok + "reconnect_delay=0":                              "want seconds",
 		ok + "sg_tablesize=4,cmd_sg_entries=8,allow_ext_sg=1": "less than cmd_sg_entries",
 		"id_ext=1,ioc_guid=2,dest=[fe80::1]:5555":             "dest=fe80::1: %INTERFACE is missing after the link-local address; want such as [fe80::1%eth0]",

@@ -189,11 +189,19 @@ func startProfile(file string) (stop func() error, err error) {
 	if err != nil {
 		return nil, &usageError{err}
 	}
-	if err := pprof.StartCPUProfile(f); err != nil {
+	w := &output{w: f} // package pprof keeps no error
+	if err := pprof.StartCPUProfile(w); err != nil {
 		f.Close()
 		return nil, err
 	}
-	return func() error { pprof.StopCPUProfile(); return f.Close() }, nil
+	return func() error {
+		pprof.StopCPUProfile()
+		cerr := f.Close()
+		if err := w.failed(); err != nil {
+			return err
+		}
+		return cerr
+	}, nil
 }
 
 // variant is one side of --compare.

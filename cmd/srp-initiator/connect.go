@@ -53,7 +53,7 @@ type connectFlags struct {
 func (f *connectFlags) register(fs *pflag.FlagSet) {
 	fs.StringVarP(&f.device, "device", "d", "auto", "RDMA device: "+rdma.Names)
 	f.registerCompletion(fs)
-	fs.DurationVar(&f.timeout, "timeout", 0, "of a SCSI command before it is aborted (default: cmd_tmo of TARGET, 30s)")
+	fs.DurationVar(&f.timeout, "timeout", 0, "of a SCSI command before it is aborted, and how long one is sent again to a unit that answers BUSY or TASK SET FULL (default: cmd_tmo of TARGET, 30s)")
 	fs.DurationVar(&f.connect, "connect-timeout", 0, "of a channel's login (default: connect_tmo of TARGET, 10s)")
 	fs.StringVar(&f.pcap, "pcap", "", "write the packets of a softroce device to this file (pcapng)")
 	fs.BoolVarP(&f.verbose, "verbose", "v", false, "tell of reconnects, resets and the like on standard error")
@@ -93,8 +93,11 @@ func (f *connectFlags) completionConfig() (c completion.Config, err error) {
 	if c.Mode, err = completion.ParseMode(name); err != nil {
 		return c, &usageError{err}
 	}
-	if f.weight < 0 || f.weight > 1<<16 || f.budget < 0 || f.budget > 1<<20 {
-		return c, usagef("--poll-weight must be 0 to 65536, --poll-budget 0 to 1048576")
+	if f.weight < 0 || f.weight > 1<<16 {
+		return c, usagef("--poll-weight %d: want 0 to 65536", f.weight)
+	}
+	if f.budget < 0 || f.budget > 1<<20 {
+		return c, usagef("--poll-budget %d: want 0 to 1048576", f.budget)
 	}
 	c.Weight, c.Budget, c.LockThread = f.weight, f.budget, f.lockThread
 	if f.lockThread && c.Mode != completion.Thread && c.Mode != completion.Poll {
@@ -226,6 +229,11 @@ func (f *connectFlags) login(e *env, t srp.TargetPort, o srp.LoginOptions) (*con
 	}
 	if o.Completion, err = f.completionConfig(); err != nil {
 		return nil, err
+	}
+	for name, d := range map[string]time.Duration{"timeout": f.timeout, "connect-timeout": f.connect} {
+		if d != 0 && (d < srp.LeastTimeout || d > srp.MostTimeout) {
+			return nil, usagef("--%s %s: want %s to %.0fs", name, d, srp.LeastTimeout, srp.MostTimeout.Seconds())
+		}
 	}
 	if f.timeout > 0 {
 		o.CommandTimeout = f.timeout

@@ -55,7 +55,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.BoolVar(&o.SkipUnfit, "skip", false, "leave out the points that the unit cannot do")
 		csvFile := fs.String("csv", "", "write all figures to this file; - for standard output, in place of the report")
 		markdown := fs.Bool("markdown", false, "print the report as Markdown tables")
-		plots := fs.String("plots", "", "draw the figures into this directory (PNG and SVG)")
+		plots := fs.String("plots", "", "draw the figures into this directory, which must exist (PNG and SVG)")
 		l.register(fs)
 		second := lunFlag{text: "1"}
 		fs.StringVar(&second.text, "lun2", second.text, "e3, e3s: the other unit of the stripe, on the same target")
@@ -90,7 +90,7 @@ CPU time is this process's: what the target spends is not in it.`,
 			}
 			switch {
 			case o.Rounds < 1 || o.Rounds > 1000:
-				return usagef("--rounds must be 1 to 1000")
+				return usagef("--rounds %d: want 1 to 1000", o.Rounds)
 			case o.Runtime <= 0 || o.Warmup < 0:
 				return usagef("--runtime must be positive, --ramp-time not negative")
 			case x.Units > 1 && sameUnit(l.text, second.text):
@@ -101,7 +101,12 @@ CPU time is this process's: what the target spends is not in it.`,
 				return usagef("--write: %s does not write; those that do are %s", x.Name, experimentsThat((*bench.Experiment).Writes))
 			}
 			if *plots != "" {
-				if st, err := os.Stat(*plots); err != nil || !st.IsDir() {
+				if err := noStdout("plots", *plots); err != nil {
+					return err
+				}
+				if st, err := os.Stat(*plots); err != nil {
+					return usagef("--plots %s: %w; want a directory that exists", *plots, errors.Unwrap(err))
+				} else if !st.IsDir() {
 					return usagef("--plots %s: not a directory", *plots)
 				}
 			}

@@ -16,7 +16,7 @@ func TestExperimentOnOneDevice(t *testing.T) {
 	for name, sessions := range map[string]int{"e1": 2, "e3s": 4} {
 		file := filepath.Join(t.TempDir(), name+".pcapng")
 		out, errs, code := runs(t, "", "experiment", name, url, "--device", "softroce:127.87.3.1", "--pcap", file,
-			"--rounds", "1", "--runtime", "5ms", "--size", "512k")
+			"--rounds", "1", "--runtime", "50ms", "--size", "512k")
 		if code != 0 {
 			t.Errorf("experiment %s: exit code %d: %s", name, code, errs)
 			continue

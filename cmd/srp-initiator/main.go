@@ -210,12 +210,15 @@ func run(ctx context.Context, args []string, stdin io.Reader, out, stderr io.Wri
 	e.args = fs.Args()
 	if want := len(strings.Fields(v.args)); len(e.args) != want && !strings.Contains(v.args, "...") {
 		if len(e.args) < want {
-			return e.fail(v, usagef("missing argument: srp-initiator %s %s", v.name, v.args))
+			return e.fail(v, usagef("missing argument: %s", v.usage()))
 		}
-		return e.fail(v, usagef("unexpected argument %q: srp-initiator %s %s", e.args[want], v.name, v.args))
+		return e.fail(v, usagef("unexpected argument %q: %s", e.args[want], v.usage()))
 	}
 	return e.fail(v, action(e))
 }
+
+// usage is the verb with what follows it.
+func (v *verb) usage() string { return strings.TrimRight("srp-initiator "+v.name+" "+v.args, " ") }
 
 // printed is the exit code after a help text: a full disk has no help on it.
 func printed(stdout *output, stderr io.Writer) int {
@@ -238,11 +241,11 @@ func badFlag(err error) error {
 	}
 	f := v.GetFlag()
 	want := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0 on", "duration": "a time such as 5s or 100ms",
-		"bool": "true or false", "intSlice": "whole numbers separated by commas"}[f.Value.Type()]
+		"bool": "true or false", "intSlice": "whole numbers separated by commas, such as 0,1"}[f.Value.Type()]
 	if want == "" {
 		return usagef("--%s=%s: %w", f.Name, v.GetValue(), errors.Unwrap(v))
 	}
-	return usagef("--%s=%s: want %s: %s", f.Name, v.GetValue(), want, f.Usage)
+	return usagef("--%s=%s: want %s", f.Name, v.GetValue(), want)
 }
 
 // checkGiven finds a flag that was given but says nothing: an empty text, as --output "$FILE" does when a script forgot to set FILE, or
@@ -397,6 +400,11 @@ Keys:
 		}
 		fmt.Fprintf(w, "  %-18s %s (%s%s)\n", k.Name, k.Help, k.Values, def)
 	}
+	io.WriteString(w, `
+A target that falls silent is found by the transport while something that we sent is not acknowledged. Where all was, it
+is found by the first command that has no answer within cmd_tmo: fast_io_fail_tmo and dev_loss_tmo count from there.
+Lower cmd_tmo, or --timeout, to know sooner.
+`)
 }
 
 // printJSON prints v indented.

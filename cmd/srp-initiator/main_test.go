@@ -179,7 +179,7 @@ func TestVerbs(t *testing.T) {
 		{[]string{"bench", url, "--runtime", "1ns", "--ramp-time", "0", "--compare", "poll,direct", "--rounds", "1"}, 1, "poll did no command in 1 round of 1ns"},
 		{[]string{"bench", url, "--loops", "0"}, 2, "--loops 0: want 1 or more"},
 		{[]string{"bench", url, "--loops", "-1"}, 2, "--loops -1: want 1 or more"},
-		{[]string{"bench", url, "--iodepth", "x"}, 2, "--iodepth=x: want a whole number: commands under way per job"},
+		{[]string{"bench", url, "--iodepth", "x"}, 2, "--iodepth=x: want a whole number\n"},
 		{[]string{"bench", url, "--cpus", "0, 1"}, 2, "--cpus=0, 1: want whole numbers separated by commas"},
 		{[]string{"bench", url, "--runtime", "5"}, 2, "--runtime=5: want a time such as 5s or 100ms"},
 		{[]string{"bench", url, "--jobs", "1024", "--iodepth", "4096"}, 2, "want 65536 at most"},
@@ -200,7 +200,7 @@ func TestVerbs(t *testing.T) {
 		{[]string{"experiment", "e1", url, "--write"}, 2, "--write: e1 does not write; those that do are e2"},
 		{[]string{"experiment", "e1", url, "--lun2", "1"}, 2, "--lun2: e1 uses one unit; those that stripe over two are e3, e3s"},
 		{[]string{"experiment", "e1", url, "--markdown", "--csv", "-"}, 2, "--markdown and --csv both say what standard output gets"},
-		{[]string{"experiment", "e1", url, "--plots", "-"}, 2, "--plots -: not a directory"},
+		{[]string{"experiment", "e1", url, "--plots", "-"}, 2, "--plots -: standard output has"},
 		{[]string{"experiment", "e1", url, "-l", "300"}, 2, "5 of 15 points cannot run on this unit (512 B, saturated;"},
 		{[]string{"experiment", "e1", url, "--offset", "2m", "--skip"}, 2, "offset: 2097152 is not a multiple of 512 below the unit's size 1048576"},
 		{[]string{"bench", url, "--runtime", "0"}, 2, "--runtime 0s: want a time above 0"},
@@ -237,7 +237,25 @@ func TestVerbs(t *testing.T) {
 		{[]string{"bench", url, "--compare", "poll,poll"}, 2, "poll is there twice"},
 		{[]string{"bench", url, "--compare", "thread,thread=y"}, 2, "thread is there twice"},
 		{[]string{"bench", url, "-l", "1", "--bs", "1m"}, 2, "max_sect=2048 in TARGET allows it"},
-		{[]string{"help", "target"}, 0, "is refused at login"},
+		{[]string{"help", "target"}, 0, "1, a key of its own for each, is refused ("},
+		{[]string{"help", "target"}, 0, "srp://[fe80::1%25eth0]:5555/"},
+		{[]string{"help", "target"}, 0, "is found by the first command that has no answer within cmd_tmo"},
+		{[]string{"tur", url, "--timeout", "1ns"}, 2, "--timeout 1ns: want 100ms to 10000000s"},
+		{[]string{"tur", url, "--connect-timeout", "1ns"}, 2, "--connect-timeout 1ns: want 100ms to 10000000s"},
+		{[]string{"tur", url, "--poll-weight", "-1"}, 2, "--poll-weight -1: want 0 to 65536"},
+		{[]string{"tur", url, "--poll-budget", "-1"}, 2, "--poll-budget -1: want 0 to 1048576"},
+		{[]string{"tur", url, "--cpus", "0-1"}, 2, "--cpus=0-1: want whole numbers separated by commas, such as 0,1\n"},
+		{[]string{"tur", url, "--timeout", "5"}, 2, "--timeout=5: want a time such as 5s or 100ms\n"},
+		{[]string{"tur", url, "--json=maybe"}, 2, "--json=maybe: want true or false\n"},
+		{[]string{"tur", url, "-d", "softroce:fe80::1"}, 2, "%INTERFACE is missing"},
+		{[]string{"tur", "srp://[fe80::1]:5555/1"}, 2, "%INTERFACE is missing"},
+		{[]string{"tur", url + "?register_always=1", "-d", "nosuch0"}, 2, "is not made here"},
+		{[]string{"raw", url, "00"}, 2, "has 1 byte, want 6 to 32"},
+		{[]string{"raw", url, ""}, 2, "has 0 bytes, want 6 to 32"},
+		{[]string{"raw", url, strings.Repeat("00", 35)}, 2, "has 35 bytes, want 6 to 32"},
+		{[]string{"experiment", "e1", url, "--rounds", "0"}, 2, "--rounds 0: want 1 to 1000"},
+		{[]string{"experiment", "e1", url, "--plots", "/nonexistent"}, 2, "--plots /nonexistent: no such file or directory; want a directory that exists"},
+		{[]string{"experiment", "e1", url, "--plots", "/dev/null"}, 2, "--plots /dev/null: not a directory"},
 		{[]string{"help", "selftest"}, 0, "a free address of 127.0.0.0/8"},
 		{[]string{"help", "target", "bogus", ""}, 2, `unexpected argument "bogus"`},
 	} {
@@ -697,6 +715,36 @@ func TestFullOutput(t *testing.T) {
 	}
 }
 
+// Nor is a file that a full disk has lost, and its name is told.
+func TestFullFiles(t *testing.T) {
+	target := emulate(t, "")
+	for _, args := range [][]string{
+		{"bench", target, "--loops", "10", "--cpuprofile", "/dev/full"},
+		{"read", target, "-n", "4096", "-o", "/dev/full"},
+		{"raw", target, "12 00 00 00 60 00", "--in", "96", "-o", "/dev/full"},
+		{"tur", target, "--pcap", "/dev/full"},
+		{"experiment", "depth", target, "--runtime", "5ms", "--rounds", "1", "--csv", "/dev/full"},
+	} {
+		_, errs, code := runs(t, "", append(args, "-d", "softroce")...)
+		lines := strings.Split(strings.TrimSpace(errs), "\n")
+		if last := lines[len(lines)-1]; code != exitFailed || !strings.Contains(last, "write /dev/full: no space left") || len(lines) > 1 && args[0] != "experiment" {
+			t.Errorf("%v: exit code %d: %q", args, code, errs)
+		}
+	}
+}
+
+// --timeout bounds how long a busy unit is asked again, with bench as with single commands.
+func TestBusyTimeout(t *testing.T) {
+	target := emulate(t, "cmd op=read : status busy")
+	for _, args := range [][]string{{"bench", target, "--loops", "5"}, {"read", target, "-n", "512"}} {
+		began := time.Now()
+		_, errs, code := runs(t, "", append(args, "--timeout", "500ms", "-d", "softroce")...)
+		if took := time.Since(began); code != exitFailed || !strings.Contains(errs, "BUSY") || took > 20*time.Second {
+			t.Errorf("%v: exit code %d after %s: %s", args, code, took, errs)
+		}
+	}
+}
+
 // A help text that could not be printed is no success either.
 func TestFullOutputHelp(t *testing.T) {
 	for _, args := range [][]string{{"help"}, {"--help"}, {"help", "target"}, {"help", "read"}, {"read", "--help"}, {"version"}} {
@@ -716,6 +764,9 @@ func TestFullOutputHelp(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
+	if _, stderr, code := runs(t, "", "version", "foo"); code != exitUsage || !strings.HasSuffix(stderr, "srp-initiator version\n") {
+		t.Errorf("exit code %d, %q", code, stderr)
+	}
 	for _, args := range [][]string{{"version"}, {"--version"}, {"--version", "--json"}} {
 		stdout, stderr, code := runs(t, "", args...)
 		if code != 0 || stderr != "" || !strings.Contains(stdout, "srp-initiator") || !strings.Contains(stdout, bench.ProgramVersion()) || !strings.Contains(stdout, runtime.Version()) {

@@ -9,12 +9,16 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"srp-initiator/bench"
 	"srp-initiator/srp"
 	"srp-initiator/srp/scsi"
 )
 
 // mostOut bounds what --out reads into memory. Sessions take far less per command.
 const mostOut = 256 << 20
+
+// leastCDB is the shortest that SPC-4 has, in bytes.
+const leastCDB = 6
 
 var rawVerb = &verb{
 	name: "raw", args: "TARGET CDB",
@@ -39,11 +43,12 @@ a file.`,
 				return err
 			}
 			cdb, err := scsi.ParseCDB(e.args[1])
+			var length scsi.CDBLengthError
+			if errors.As(err, &length) || err == nil && cdb.Len() < leastCDB {
+				return usagef("CDB %q: has %s, want %d to %d", e.args[1], bench.Counted(max(int(length), cdb.Len()), "byte"), leastCDB, scsi.MaxCDBLen)
+			}
 			if err != nil {
 				return &usageError{err}
-			}
-			if cdb.Len() < 6 {
-				return usagef("CDB %q: has %d bytes, want 6 to %d", e.args[1], cdb.Len(), scsi.MaxCDBLen)
 			}
 			c := srp.Command{CDB: cdb}
 			switch {

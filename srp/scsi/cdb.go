@@ -16,11 +16,18 @@ type CDB struct {
 	n uint8
 }
 
-// NewCDB copies raw. It fails when raw is empty or longer than MaxCDBLen.
+// CDBLengthError is a number of bytes that no CDB has here.
+type CDBLengthError int
+
+func (n CDBLengthError) Error() string {
+	return fmt.Sprintf("scsi: a CDB has 1 to %d bytes, not %d", MaxCDBLen, int(n))
+}
+
+// NewCDB copies raw. It fails with a CDBLengthError when raw is empty or longer than MaxCDBLen.
 func NewCDB(raw []byte) (CDB, error) {
 	var c CDB
 	if len(raw) == 0 || len(raw) > MaxCDBLen {
-		return c, fmt.Errorf("scsi: a CDB has 1 to %d bytes, not %d", MaxCDBLen, len(raw))
+		return c, CDBLengthError(len(raw))
 	}
 	c.n = uint8(copy(c.b[:], raw))
 	return c, nil
