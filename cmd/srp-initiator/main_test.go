@@ -626,7 +626,7 @@ func TestOutputFile(t *testing.T) {
 	if err := os.WriteFile(kept, []byte("content"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"read", silent, "-o", dir}, {"raw", silent, "000000000000", "-o", dir}, {"experiment", "e1", silent, "--csv", dir}} {
+	for _, args := range [][]string{{"read", silent, "-o", dir}, {"raw", silent, "120000006000", "--in", "96", "-o", dir}, {"experiment", "e1", silent, "--csv", dir}} {
 		began := time.Now()
 		if _, errs, code := runs(t, "", args...); code != exitUsage || !strings.Contains(errs, "is a directory") || time.Since(began) > 5*time.Second {
 			t.Errorf("%v: exit code %d after %s: %s", args, code, time.Since(began), errs)

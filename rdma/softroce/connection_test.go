@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"srp-initiator/rdma/cm"
 )
@@ -80,5 +81,27 @@ func TestNoRoute(t *testing.T) {
 		} else if want := map[string]string{"fe80::1": "%INTERFACE is missing", "fe80::1%nosuch": `no network interface "nosuch"`}[s]; !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", s, err)
 		}
+	}
+}
+
+// The time that an answer was waited for is the one that was granted.
+func TestNoAnswer(t *testing.T) {
+	d, err := Open(netip.MustParseAddr("127.86.5.3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	e := newEnd(t, d, false)
+	c, err := d.Connector().Resolve(t.Context(), netip.AddrPort{}, cm.Addr{IP: netip.MustParseAddrPort("127.86.5.4:5555")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.InitQP(e.qp); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Connect(t.Context(), cm.ConnParam{Timeout: 210 * time.Millisecond})
+	if !errors.Is(err, cm.ErrUnreachable) || !strings.Contains(err.Error(), "no answer from 127.86.5.4:5555 within 210ms:") {
+		t.Errorf("%v", err)
 	}
 }
