@@ -151,7 +151,13 @@ func New(ctx verbs.Context, conn cm.Connector, cfg Config) (_ *Target, err error
 }
 
 // Addr is where the target listens.
-func (t *Target) Addr() netip.AddrPort { return t.listener.Addr() }
+func (t *Target) Addr() netip.AddrPort {
+	a := t.listener.Addr()
+	if a.Addr().IsLinkLocalUnicast() && a.Addr().Zone() == "" {
+		a = netip.AddrPortFrom(a.Addr().WithZone(t.cfg.Listen.Addr().Zone()), a.Port()) // leads nowhere without
+	}
+	return a
+}
 
 // PortID is the target port identifier.
 func (t *Target) PortID() iu.PortID { return t.port }

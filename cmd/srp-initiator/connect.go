@@ -347,12 +347,16 @@ func (l *lunFlag) register(fs *pflag.FlagSet) {
 	fs.StringVarP(&l.text, "lun", "l", "0", "logical unit: its number as ls shows it, or 0x and 16 hexadecimal digits")
 }
 
+func badLUN(text string) error {
+	return usagef("--lun %.40q: want a number up to 4294967295, or 0x and 16 hexadecimal digits", text)
+}
+
 // lun finds the unit that the user means. Numbers from 256 on have more than one encoding and targets differ in which
 // they know: there the target's own list decides.
 func (l *lunFlag) lun(ctx context.Context, s *srp.Session) (scsi.LUN, error) {
 	lun, err := scsi.ParseLUN(l.text)
 	if err != nil {
-		return lun, usagef("--lun: %w", err)
+		return lun, badLUN(l.text)
 	}
 	n, ok := lun.Number()
 	if !ok || n < 256 || len(l.text) > 2 && l.text[:2] == "0x" {
@@ -373,7 +377,7 @@ func (l *lunFlag) lun(ctx context.Context, s *srp.Session) (scsi.LUN, error) {
 // check is for bad input that must be found before anything is sent.
 func (l *lunFlag) check() error {
 	if _, err := scsi.ParseLUN(l.text); err != nil {
-		return usagef("--lun: %w", err)
+		return badLUN(l.text)
 	}
 	return nil
 }

@@ -162,7 +162,7 @@ func TestVerbs(t *testing.T) {
 		{[]string{"read", url, "-s", "2M"}, 2, "beyond the end"},
 		{[]string{"read", url, "-s", "5x"}, 2, "5x"},
 		{[]string{"read", url, "--lun", "9"}, 1, "no such logical unit"},
-		{[]string{"read", url, "--lun", "x"}, 2, "--lun"},
+		{[]string{"read", url, "--lun", "x"}, 2, "--lun \"x\": want a number up to 4294967295"},
 		{[]string{"read", url, "-d", "nosuch0"}, 3, "nosuch0"},
 		{[]string{"probe", url + "?queue_sise=5"}, 2, "did you mean queue_size?"},
 		{[]string{"probe", url, "extra"}, 2, "unexpected argument"},

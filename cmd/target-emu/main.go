@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,6 +30,7 @@ import (
 	"srp-initiator/internal/revision"
 	"srp-initiator/rdma"
 	"srp-initiator/rdma/verbs"
+	"srp-initiator/srp/iu"
 	targetemu "srp-initiator/target-emu"
 	"srp-initiator/target-emu/lun"
 )
@@ -132,6 +135,14 @@ func run(args []string, out, errOut io.Writer) (err error) {
 		_, err := fmt.Fprintf(out, usage+"%s", rdma.Names, fs.FlagUsages())
 		return err
 	case err != nil:
+		var value *pflag.InvalidValueError
+		if errors.As(err, &value) {
+			if f := value.GetFlag(); f.Name == "port" {
+				return bad("--port %.40s: want a number from 0 (any that is free) to 65535", value.GetValue())
+			} else if f.Name == "formats" {
+				return bad("--formats %.40s: want %s", value.GetValue(), wantedFormats)
+			}
+		}
 		return bad("%v (see --help)", err)
 	case fs.NArg() > 0:
 		return bad("unexpected argument %q: target-emu takes flags only, such as --lun 0=ram:1g (see --help)", fs.Arg(0))
@@ -171,11 +182,17 @@ func run(args []string, out, errOut io.Writer) (err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 
-	fabric, closeCapture, err := o.open(cfg)
+	fabric, closeCapture, err := o.open(cfg, errOut)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, fabric.Close(), closeCapture()) }()
+	defer func() {
+		closed, captured := fabric.Close(), closeCapture()
+		if captured != nil && errors.Is(closed, captured) { // the device was told by Write
+			captured = nil
+		}
+		err = errors.Join(err, closed, captured)
+	}()
 	if a := cfg.Listen.Addr(); a.IsValid() && a.Unmap().IsUnspecified() && fabric.Context().Provider() == "softroce" { // which --device auto may have found
 		return badListen(a)
 	}
@@ -292,17 +309,27 @@ func writeFaults(w io.Writer, rules []targetemu.RuleStats) {
 	}
 }
 
+const wantedFormats = "2 (direct), 4 (indirect) or 6 (both)"
+
 // config checks the command line.
 func (o *options) config(given func(flag string) bool) (*targetemu.Config, error) {
 	// In a Config 0 means the default; whoever writes it here means none, which no target can do.
-	wanted := map[string]string{
-		"request-limit": fmt.Sprintf("2 to %d", targetemu.MaxRequestLimit), "max-iu": fmt.Sprintf("64 to %d bytes", targetemu.MaxITIULen),
-		"max-channels": "a number from 1 up", "max-sessions": "a number from 1 up", "formats": "2 (direct), 4 (indirect) or 6 (both)",
-	}
-	for name, v := range map[string]int{"request-limit": o.limit, "max-iu": o.maxIU, "max-channels": o.maxChannels, "max-sessions": o.maxSessions, "formats": int(o.formats)} {
-		if v == 0 {
-			return nil, bad("--%s 0: want %s", name, wanted[name])
+	for _, l := range []struct {
+		flag        string
+		val, lo, hi int
+		want        string
+	}{
+		{"request-limit", o.limit, 2, targetemu.MaxRequestLimit, fmt.Sprintf("2 to %d; an initiator keeps one for task management", targetemu.MaxRequestLimit)},
+		{"max-iu", o.maxIU, iu.MinITIULen, targetemu.MaxITIULen, fmt.Sprintf("%d to %d bytes", iu.MinITIULen, targetemu.MaxITIULen)},
+		{"max-channels", o.maxChannels, 1, math.MaxInt, "a number from 1 up"},
+		{"max-sessions", o.maxSessions, 1, math.MaxInt, "a number from 1 up"},
+	} {
+		if l.val < l.lo || l.val > l.hi {
+			return nil, bad("--%s %d: want %s", l.flag, l.val, l.want)
 		}
+	}
+	if o.formats == 0 || o.formats&^6 != 0 {
+		return nil, bad("--formats %d: want %s", o.formats, wantedFormats)
 	}
 	c := &targetemu.Config{
 		ACL: o.acl, Units: &lun.Map{Simple: o.simple}, RequestLimit: o.limit, MaxITIULen: o.maxIU, MaxChannels: o.maxChannels, MaxSessions: o.maxSessions,
@@ -336,11 +363,6 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 			return nil, bad("--%s %d: want 0 (the default) or a number from 1 up", name, v)
 		}
 	}
-	for name, v := range map[string]int{"max-channels": o.maxChannels, "max-sessions": o.maxSessions} {
-		if v < 0 {
-			return nil, bad("--%s %d: want %s", name, v, wanted[name])
-		}
-	}
 	if mode == completion.Poll && o.budget > 0 { // else the common poller, which has a budget of its own
 		if c.Completion.Poller, err = completion.NewPoller(completion.PollerConfig{Budget: o.budget}); err != nil {
 			return nil, usageError{err}
@@ -360,13 +382,16 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 	if _, err := targetemu.ParseACL(o.acl); err != nil {
 		return nil, bad("--acl: %w", err)
 	}
-	if o.listen != "" {
+	if text := o.listen; text != "" {
 		if ap, err := netip.ParseAddrPort(o.listen); err == nil {
-			o.listen, o.port = ap.Addr().String(), ap.Port()
+			text, o.port = ap.Addr().String(), ap.Port()
 		}
-		a, err := netip.ParseAddr(strings.Trim(o.listen, "[]"))
+		a, err := netip.ParseAddr(strings.Trim(text, "[]"))
 		if err != nil {
-			return nil, bad("--listen %s: want an IP address, with or without a port, such as 10.0.0.5, 10.0.0.5:5555 or [fd00::1]:5555", o.listen)
+			return nil, bad("--listen %.80s: want an IP address, with or without a port, such as 10.0.0.5, 10.0.0.5:5555 or [fd00::1]:5555", o.listen)
+		}
+		if a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
+			return nil, bad("--listen %s: a link-local address wants its interface too: %[1]s%%INTERFACE", a)
 		}
 		if dev, _, _ := strings.Cut(o.device, ":"); dev == "softroce" && a.Unmap().IsUnspecified() {
 			return nil, badListen(a)
@@ -435,7 +460,7 @@ func (o *options) units(m *lun.Map) (units []*lun.Unit, err error) {
 }
 
 // open opens the device, with a capture when asked for.
-func (o *options) open(c *targetemu.Config) (*rdma.Fabric, func() error, error) {
+func (o *options) open(c *targetemu.Config, errOut io.Writer) (*rdma.Fabric, func() error, error) {
 	nothing := func() error { return nil }
 	name := o.device
 	if a := c.Listen.Addr(); name == "softroce" && a.IsValid() && !a.IsUnspecified() {
@@ -443,14 +468,16 @@ func (o *options) open(c *targetemu.Config) (*rdma.Fabric, func() error, error) 
 	}
 	var opts []rdma.Option
 	closer := nothing
+	opened := func() {}
 	if o.pcap != "" {
 		f, err := os.Create(o.pcap)
 		if err != nil {
 			return nil, nothing, bad("--pcap: want a file that can be written: %w", err)
 		}
-		w := bufio.NewWriterSize(f, 1<<20)
+		w := &captureFile{f: f, w: bufio.NewWriterSize(f, 1<<20), errOut: errOut}
 		opts = append(opts, rdma.WithCapture(w))
-		closer = func() error { return errors.Join(w.Flush(), f.Close()) }
+		opened = w.flush
+		closer = w.close
 	}
 	f, err := rdma.Open(name, opts...)
 	if err != nil {
@@ -459,9 +486,62 @@ func (o *options) open(c *targetemu.Config) (*rdma.Fabric, func() error, error) 
 		if errors.As(err, &ne) {
 			return nil, nothing, usageError{err}
 		}
+		if addr, port, ok := unbracketed(o.listen); ok && errors.Is(err, syscall.EADDRNOTAVAIL) {
+			return nil, nothing, bad("--listen %s: no interface has this address; for port %s of %s want [%[3]s]:%[2]s", o.listen, port, addr)
+		}
 		return nil, nothing, err
 	}
+	opened()
 	return f, closer, nil
+}
+
+// unbracketed splits what may have been meant as an IPv6 address and a port.
+func unbracketed(listen string) (addr, port string, ok bool) {
+	i := strings.LastIndexByte(listen, ':')
+	if i < 0 || strings.Contains(listen, "[") {
+		return "", "", false
+	}
+	addr, port = listen[:i], listen[i+1:]
+	a, err := netip.ParseAddr(addr)
+	_, err2 := strconv.ParseUint(port, 10, 16)
+	return addr, port, err == nil && err2 == nil && a.Is6()
+}
+
+// captureFile is the file of --pcap. The first write that fails is told at once: what goes over the wire from then on is lost.
+type captureFile struct {
+	mu     sync.Mutex
+	f      *os.File
+	w      *bufio.Writer
+	errOut io.Writer
+	told   bool
+}
+
+func (c *captureFile) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, err := c.w.Write(b)
+	c.tell(err)
+	return n, err
+}
+
+func (c *captureFile) tell(err error) {
+	if err != nil && !c.told {
+		c.told = true
+		fmt.Fprintf(c.errOut, "target-emu: --pcap: the capture ends here: %v\n", err)
+	}
+}
+
+// flush finds a file that takes nothing before anybody relies on it.
+func (c *captureFile) flush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tell(c.w.Flush())
+}
+
+func (c *captureFile) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cmp.Or(c.w.Flush(), c.f.Close())
 }
 
 // deviceAddr is an address of the device: an IPv4 one of its GID table where there is one.

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -75,6 +78,103 @@ func TestOddFile(t *testing.T) {
 			t.Errorf("%q: the file has %d bytes, want %d and what was there (%v)", tc.options, len(b), tc.file, err)
 		}
 	}
+}
+
+// A wrong value is told by the name of its flag, with what is allowed.
+func TestFlagMessages(t *testing.T) {
+	for args, want := range map[string]string{
+		"--request-limit -5": "--request-limit -5: want 2 to 4096", "--request-limit 0": "--request-limit 0: want 2", "--request-limit 4097": "--request-limit 4097: want", "--max-iu 10": "--max-iu 10: want 64 to 1048576 bytes",
+		"--max-channels -1": "--max-channels -1: want a number from 1 up", "--formats 1": "--formats 1: want 2 (direct), 4 (indirect) or 6 (both)", "--formats 70000": "--formats 70000: want 2 (direct)",
+		"--port 70000": "--port 70000: want a number from 0 (any that is free) to 65535", "--port -1": "--port -1: want a number from 0", "--listen ::1:5": "for port 5 of ::1 want [::1]:5",
+		"--listen fe80::1": "its interface too: fe80::1%INTERFACE", "--listen [fe80::1]:5": "its interface too: fe80::1%INTERFACE", "--lun 0=null:9999999t": "want less than 2^62 bytes", "--lun 0=ram:99999999999999999999": "want less than 2^62 bytes",
+	} {
+		err := run(strings.Fields(args), io.Discard, io.Discard)
+		var ue usageError
+		if !errors.As(err, &ue) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "targetemu:") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v; want %q and exit code 2", args, err, want)
+		}
+	}
+}
+
+// A capture that cannot be written is told at once, by one line, and again by the exit code.
+func TestCaptureFullDisk(t *testing.T) {
+	r, w := io.Pipe()
+	errs, told := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		done <- run([]string{"--lun", "0=ram:1m", "--port", "0", "--pcap", "/dev/full"}, w, told)
+		w.Close()
+		told.Close()
+	}()
+	line := make([]byte, 200)
+	n, err := errs.Read(line)
+	if got := string(line[:n]); err != nil || !strings.HasPrefix(got, "target-emu: --pcap: ") || !strings.Contains(got, "no space left on device") || strings.Count(got, "\n") != 1 {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := r.Read(make([]byte, 200)); err != nil { // it serves all the same
+		t.Error(err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if more, err := io.ReadAll(errs); err != nil || len(more) > 0 {
+		t.Errorf("a second line: %q, %v", more, err)
+	}
+	var ue usageError
+	if err := <-done; !errors.Is(err, syscall.ENOSPC) || errors.As(err, &ue) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%v; want one line, no space left and exit code 1", err)
+	}
+}
+
+// The TARGET string of a link-local address has its interface: it leads nowhere without.
+func TestLinkLocalTarget(t *testing.T) {
+	at := linkLocal(t)
+	for _, asJSON := range []bool{false, true} {
+		args := []string{"--lun", "0=ram:1m", "--port", "0", "--listen", at.String()}
+		if asJSON {
+			args = append(args, "--json")
+		}
+		r, w := io.Pipe()
+		done := make(chan error, 1)
+		go func() {
+			done <- run(args, w, io.Discard)
+			w.Close()
+		}()
+		line, err := bufio.NewReader(r).ReadString('\n')
+		go io.Copy(io.Discard, r)
+		want := "dest=[" + at.String() + "]:"
+		if asJSON {
+			want = `"address":"[` + at.String() + "]:"
+		}
+		if err != nil || !strings.Contains(line, want) || !strings.Contains(line, "dest=["+at.String()+"]:") {
+			t.Errorf("%q, %v; want %s", line, err, want)
+		}
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// linkLocal is a link-local address of this machine, with its interface.
+func linkLocal(t *testing.T) netip.Addr {
+	t.Helper()
+	ifs, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range ifs {
+		addrs, _ := i.Addrs()
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is6() && p.Addr().IsLinkLocalUnicast() && i.Flags&net.FlagRunning != 0 {
+				return p.Addr().WithZone(i.Name)
+			}
+		}
+	}
+	t.Skip("no interface has a link-local address")
+	return netip.Addr{}
 }
 
 // A help text that could not be written is no success.
@@ -197,7 +297,7 @@ func TestMessagesSayWhatIsAllowed(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "faults")
 	for args, want := range map[string]string{
 		"argument": "flags only", "--request-limit 0": "2 to 4096", "--request-limit 5000": "2 to 4096", "--max-iu 0": "64 to 1048576", "--max-iu 5": "64 to 1048576", "--max-channels 0": "from 1 up", "--max-channels -1": "--max-channels -1: want a number from 1 up",
-		"--max-sessions -1": "--max-sessions -1: want a number from 1 up", "--formats 0": "2 (direct), 4 (indirect)", "--formats 8": "0x0002 (direct)", "--poll-weight -1": "--poll-weight -1: want 0", "--poll-budget -1": "--poll-budget -1: want 0",
+		"--max-sessions -1": "--max-sessions -1: want a number from 1 up", "--formats 0": "2 (direct), 4 (indirect)", "--formats 8": "2 (direct), 4 (indirect)", "--poll-weight -1": "--poll-weight -1: want 0", "--poll-budget -1": "--poll-budget -1: want 0",
 		"--acl foo": "--acl: access list entry \"foo\": want", "--listen foo": "such as 10.0.0.5", "--listen 0.0.0.0": "want an address of this machine", "--listen [::]:5555": "--listen ::", "--completion x": "interrupt, thread, poll or adaptive", "--lock-thread": "--completion thread, not with adaptive", "--lun x=ram:1m": "from 0 to 4294967295",
 		"--lun 0=tape:1": "ram, null or file", "--lun 0=ram:0": "from 1 up", "--lun 0=ram:1m,x=1": "bs, ro, serial, product or size", "--lun 0=ram:1m --lun 0=null:1m": "one of its own", "--lun 0=ram:1m,bs=9": "512 or 4096", "--id-ext q": "16 hexadecimal digits",
 		"--faults /none": "--faults: want a file", "--pcap /none/x": "--pcap: want a file", "--stats 0s": "such as 5s",

@@ -155,8 +155,11 @@ func ParseSize(s string) (int64, error) {
 		}
 	}
 	n, err := strconv.ParseInt(num, 10, 64)
-	if err != nil || n <= 0 || bits.Len64(uint64(n))+shift > 62 {
-		return 0, fmt.Errorf("size %q: want a number of bytes from 1 up, with an optional k, m, g or t", s)
+	if errors.Is(err, strconv.ErrRange) || err == nil && n > 0 && bits.Len64(uint64(n))+shift > 62 {
+		return 0, fmt.Errorf("size %.40q: want less than 2^62 bytes (4194304t)", s)
+	}
+	if err != nil || n <= 0 {
+		return 0, fmt.Errorf("size %.40q: want a number of bytes from 1 up, with an optional k, m, g or t", s)
 	}
 	return n << shift, nil
 }
