@@ -465,7 +465,7 @@ func TestInterruptedFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	taken := make(chan []byte, 1)
-	cmd := command("experiment", "depth", emulate(t, ""), "--runtime", "5ms", "--rounds", "1", "--csv", table, "--plots", dir, "-d", "softroce", "-l", "1")
+	cmd := command("experiment", "depth", emulate(t, ""), "--runtime", "50ms", "--rounds", "1", "--csv", table, "--plots", dir, "-d", "softroce", "-l", "1")
 	told, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -537,12 +537,12 @@ func TestCompareLockedThread(t *testing.T) {
 // An experiment with points that fail is no success, and one whose points do not fit the unit begins only when told to skip them.
 func TestExperimentPoints(t *testing.T) {
 	url := emulate(t, "cmd op=read nth=60 : sense 3 11/00")
-	out, errs, code := runs(t, "", "experiment", "e1", url, "-l", "1", "--runtime", "5ms", "--rounds", "1", "-d", "softroce")
+	out, errs, code := runs(t, "", "experiment", "e1", url, "-l", "1", "--runtime", "50ms", "--rounds", "1", "-d", "softroce")
 	if code != exitFailed || !strings.Contains(out, "512 B, saturated: failed: ") || !strings.Contains(out, "512 B, 10 % load: failed: no peak") || !strings.Contains(out, "4 KiB, saturated\n") || !strings.Contains(errs, "5 of 15 points failed, the first: 512 B, saturated: ") {
 		t.Errorf("exit code %d: %s\n%s", code, errs, out)
 	}
 	url = emulate(t, "")
-	out, errs, code = runs(t, "", "experiment", "e4", url, "-l", "300", "--skip", "--runtime", "5ms", "--rounds", "1", "-d", "softroce", "--csv", "-")
+	out, errs, code = runs(t, "", "experiment", "e4", url, "-l", "300", "--skip", "--runtime", "50ms", "--rounds", "1", "-d", "softroce", "--csv", "-")
 	if lines := strings.Split(out, "\n"); code != 0 || !strings.HasPrefix(lines[0], "experiment,point,") || strings.Contains(out, "512 B") || !strings.Contains(out, "4 KiB x 1") {
 		t.Errorf("exit code %d: %s\n%s", code, errs, out)
 	}
@@ -723,7 +723,7 @@ func TestFullFiles(t *testing.T) {
 		{"read", target, "-n", "4096", "-o", "/dev/full"},
 		{"raw", target, "12 00 00 00 60 00", "--in", "96", "-o", "/dev/full"},
 		{"tur", target, "--pcap", "/dev/full"},
-		{"experiment", "depth", target, "--runtime", "5ms", "--rounds", "1", "--csv", "/dev/full"},
+		{"experiment", "depth", target, "--runtime", "50ms", "--rounds", "1", "--csv", "/dev/full"},
 	} {
 		_, errs, code := runs(t, "", append(args, "-d", "softroce")...)
 		lines := strings.Split(strings.TrimSpace(errs), "\n")
