@@ -354,7 +354,7 @@ func parseEndpoint(s string, portNeeded bool) (ap netip.AddrPort, name string, e
 	if a, err := parseAddr(host); err == nil {
 		return netip.AddrPortFrom(a, uint16(n)), "", nil
 	}
-	if host == "" || strings.ContainsAny(host, noName) || strings.Trim(host, "0123456789.") == "" {
+	if host == "" || strings.ContainsAny(host, noName) || printable(host) != host || strings.Trim(host, "0123456789.") == "" {
 		return ap, "", fmt.Errorf("%q is neither an IP address nor a host name", host)
 	}
 	return ap, net.JoinHostPort(host, port), nil

@@ -108,6 +108,8 @@ func TestParseTargetErrors(t *testing.T) {
 		"id_ext=xyz,ioc_guid=2,dest=1.2.3.4:5":                "hexadecimal",
 		"id_ext=1,ioc_guid=2,dest=1.2.3.4":                    "has no port",
 		"id_ext=1,ioc_guid=2,dest=1.2.3.4:0":                  "1 to 65535",
+		"srp://\n:1/0":                                        "neither an IP address nor a host name",
+		"id_ext=1,ioc_guid=2,dest=a\x1bb:1":                   "neither an IP address nor a host name",
 		"id_ext=1,ioc_guid=2,dest=1.2.3.4.5:1":                "neither an IP address nor a host name",
 		"srp:///1":                                            "HOST:PORT",
 		"srp://1.2.3.4:5":                                     "id_ext: missing",

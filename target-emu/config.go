@@ -23,7 +23,8 @@ const (
 	MaxRequestLimit = 4096
 	// DefaultMaxITIULen is ib_srpt's srp_max_req_size: 8 KiB of immediate data at offset 80 and a descriptor.
 	DefaultMaxITIULen = 8276
-	// MaxITIULen bounds the receive memory of a channel.
+	// MinITIULen and MaxITIULen bound the IUs from the initiator: the least is the protocol's, the most the receive memory of a channel.
+	MinITIULen = iu.MinITIULen
 	MaxITIULen = 1 << 20
 	// DefaultMaxChannels per I_T nexus; ib_srp asks for as many as the machine has CPUs.
 	DefaultMaxChannels = 64
@@ -115,8 +116,8 @@ func (c *Config) fill() error {
 		return errors.New("targetemu: no logical units")
 	case c.RequestLimit < 2 || c.RequestLimit > MaxRequestLimit:
 		return fmt.Errorf("targetemu: request limit %d: want 2 to %d (an initiator keeps one for task management)", c.RequestLimit, MaxRequestLimit)
-	case c.MaxITIULen < iu.MinITIULen || c.MaxITIULen > MaxITIULen:
-		return fmt.Errorf("targetemu: IU length %d: want %d to %d bytes", c.MaxITIULen, iu.MinITIULen, MaxITIULen)
+	case c.MaxITIULen < MinITIULen || c.MaxITIULen > MaxITIULen:
+		return fmt.Errorf("targetemu: IU length %d: want %d to %d bytes", c.MaxITIULen, MinITIULen, MaxITIULen)
 	case c.MaxChannels < 1 || c.MaxSessions < 1:
 		return errors.New("targetemu: at least one channel must be allowed")
 	case c.Formats&^(iu.DirectFormat|iu.IndirectFormat) != 0:

@@ -30,7 +30,6 @@ import (
 	"srp-initiator/internal/revision"
 	"srp-initiator/rdma"
 	"srp-initiator/rdma/verbs"
-	"srp-initiator/srp/iu"
 	targetemu "srp-initiator/target-emu"
 	"srp-initiator/target-emu/lun"
 )
@@ -320,7 +319,7 @@ func (o *options) config(given func(flag string) bool) (*targetemu.Config, error
 		want        string
 	}{
 		{"request-limit", o.limit, 2, targetemu.MaxRequestLimit, fmt.Sprintf("2 to %d; an initiator keeps one for task management", targetemu.MaxRequestLimit)},
-		{"max-iu", o.maxIU, iu.MinITIULen, targetemu.MaxITIULen, fmt.Sprintf("%d to %d bytes", iu.MinITIULen, targetemu.MaxITIULen)},
+		{"max-iu", o.maxIU, targetemu.MinITIULen, targetemu.MaxITIULen, fmt.Sprintf("%d to %d bytes", targetemu.MinITIULen, targetemu.MaxITIULen)},
 		{"max-channels", o.maxChannels, 1, math.MaxInt, "a number from 1 up"},
 		{"max-sessions", o.maxSessions, 1, math.MaxInt, "a number from 1 up"},
 	} {
