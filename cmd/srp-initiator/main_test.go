@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -34,6 +35,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("SRP_INITIATOR_TEST_MAIN") == "1" {
 		main()
 	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup(1) the programs would ignore it
 	os.Exit(m.Run())
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -192,6 +193,9 @@ func TestHelpFullOutput(t *testing.T) {
 
 // TestServeUntilSignal starts the whole command, reads its line and ends it with a signal.
 func TestServeUntilSignal(t *testing.T) {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP) // under nohup(1) the program would ignore it
+	defer signal.Stop(hangup)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) { serveUntil(t, sig) })
 	}
