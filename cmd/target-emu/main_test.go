@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
-	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -18,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"srp-initiator/internal/require"
 	"srp-initiator/internal/revision"
 	"srp-initiator/target-emu/lun"
 )
@@ -129,7 +128,7 @@ func TestCaptureFullDisk(t *testing.T) {
 
 // The TARGET string of a link-local address has its interface: it leads nowhere without.
 func TestLinkLocalTarget(t *testing.T) {
-	at := linkLocal(t)
+	at := require.LinkLocal(t)
 	for _, asJSON := range []bool{false, true} {
 		args := []string{"--lun", "0=ram:1m", "--port", "0", "--listen", at.String()}
 		if asJSON {
@@ -157,25 +156,6 @@ func TestLinkLocalTarget(t *testing.T) {
 			t.Error(err)
 		}
 	}
-}
-
-// linkLocal is a link-local address of this machine, with its interface.
-func linkLocal(t *testing.T) netip.Addr {
-	t.Helper()
-	ifs, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, i := range ifs {
-		addrs, _ := i.Addrs()
-		for _, a := range addrs {
-			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is6() && p.Addr().IsLinkLocalUnicast() && i.Flags&net.FlagRunning != 0 {
-				return p.Addr().WithZone(i.Name)
-			}
-		}
-	}
-	t.Skip("no interface has a link-local address")
-	return netip.Addr{}
 }
 
 // A help text that could not be written is no success.

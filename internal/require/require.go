@@ -3,9 +3,14 @@
 package require
 
 import (
+	"errors"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // Guest skips a test outside of a test guest (see docs/testing.md). It never fails: what calls it is registered
@@ -44,6 +49,44 @@ func Root(t testing.TB) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		Missing(t, "root's rights")
+	}
+}
+
+// LinkLocal returns a link-local address of this machine with its interface, or skips or fails the test that needs one. Packages are tested side by
+// side, and only one device can have the address: until the test ends it is the test's alone, which holds a port of it as the sign.
+func LinkLocal(t testing.TB) netip.Addr {
+	t.Helper()
+	ifs, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range ifs {
+		addrs, _ := i.Addrs()
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && i.Flags&net.FlagRunning != 0 && p.Addr().Is6() && p.Addr().IsLinkLocalUnicast() {
+				at := p.Addr().WithZone(i.Name)
+				own(t, netip.AddrPortFrom(at, linkLocalSign))
+				return at
+			}
+		}
+	}
+	Missing(t, "an interface with a link-local IPv6 address")
+	return netip.Addr{}
+}
+
+const linkLocalSign = 47910 // a UDP port that nothing else here uses
+
+func own(t testing.TB, sign netip.AddrPort) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		c, err := net.ListenUDP("udp6", net.UDPAddrFromAddrPort(sign))
+		if err == nil {
+			t.Cleanup(func() { c.Close() })
+			return
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+			t.Fatalf("another test has %s: %v", sign, err)
+		}
 	}
 }
 

@@ -3,37 +3,18 @@ package softroce
 import (
 	"context"
 	"errors"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"srp-initiator/internal/require"
 	"srp-initiator/rdma/cm"
 )
 
-// linkLocal is a link-local address of this machine with its interface.
-func linkLocal(t *testing.T) netip.Addr {
-	t.Helper()
-	ifs, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, i := range ifs {
-		addrs, _ := i.Addrs()
-		for _, a := range addrs {
-			if p, err := netip.ParsePrefix(a.String()); err == nil && i.Flags&net.FlagUp != 0 && p.Addr().Is6() && p.Addr().IsLinkLocalUnicast() {
-				return p.Addr().WithZone(i.Name)
-			}
-		}
-	}
-	t.Skip("no interface has a link-local address")
-	return netip.Addr{}
-}
-
 // A device on a link-local address reaches its link: the kernel is asked for the way with the interface. Nothing is sent.
 func TestLinkLocalRoute(t *testing.T) {
-	a := linkLocal(t)
+	a := require.LinkLocal(t)
 	d, err := Open(a)
 	if err != nil {
 		t.Fatal(err)
