@@ -4,7 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"sort"
+	"math/big"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -23,8 +24,7 @@ type Spread struct {
 
 // NewSpread is the spread of v, which is not empty.
 func NewSpread(v []float64) Spread {
-	s := append([]float64(nil), v...)
-	sort.Float64s(s)
+	s := slices.Sorted(slices.Values(v))
 	n := len(s)
 	return Spread{Median: (s[(n-1)/2] + s[n/2]) / 2, Min: s[0], Max: s[n-1]}
 }
@@ -32,13 +32,15 @@ func NewSpread(v []float64) Spread {
 // Ratio is a figure of one variant divided, round by round, by that of another in the same round, and what that allows to say.
 type Ratio struct {
 	Spread
-	Verdict string `json:"verdict"`
+	// The 95 % interval of the median; of fewer rounds than FewestRounds, which have none, the extremes.
+	Low     float64 `json:"low"`
+	High    float64 `json:"high"`
+	Verdict string  `json:"verdict"`
 }
 
-// What a ratio must be before it is called a difference. Were there none, each round would fall on either side of 1 with the same
-// chance, and all n of them on one side with 2^-(n-1): 3 % for six rounds, 25 % for three.
+// What a ratio must be before it is called a difference.
 const (
-	FewestRounds = 6
+	FewestRounds = 6    // of fewer even the extremes are no 95 % interval of the median: 94 % for 5, 75 % for 3
 	Noise        = 0.02 // how far from 1 the median must be
 )
 
@@ -46,23 +48,52 @@ const (
 const (
 	Higher      = "higher"
 	Lower       = "lower"
+	Same        = "within 2 %" // the whole interval lies that near to 1
 	WithinNoise = "within noise"
 	FewRounds   = "too few rounds" // fewer than FewestRounds: whatever they say
 )
 
 // Rule says in words what NewRatio's verdict is.
-var Rule = fmt.Sprintf("a difference is called after %d rounds or more, when all of them lie on one side of 1 and the median is more than %g %% from it", FewestRounds, 100*Noise)
+var Rule = fmt.Sprintf("a difference is called after %d rounds or more, when the 95 %% interval of the median lies on one side of 1 and the median is more than %g %% from it; "+
+	"%q is said when the whole interval is no farther from 1 than that; of fewer rounds the extremes are shown, and nothing is said", FewestRounds, 100*Noise, Same)
+
+// medianInterval is the largest k for which the k-th smallest and the k-th largest of n independent values hold the median of their
+// distribution, whatever that is, between them with a probability of 95 % or more; 0: there is none. It is the sign test turned round: the
+// median is below the k-th smallest when fewer than k of the values are below the median, each of which is so with a chance of 1/2, and above
+// the k-th largest likewise: 2*P(Binomial(n, 1/2) < k) <= 5 %. The sum of binomial coefficients is exact, so that no n is too large.
+func medianInterval(n int) (k int) {
+	all := new(big.Int).Lsh(big.NewInt(1), uint(n)) // the ways in which n values can lie on either side
+	ways, below, scaled := big.NewInt(1), new(big.Int), new(big.Int)
+	for ; k < n; k++ {
+		// ways is n over k: in so many exactly k values are below.
+		below.Add(below, ways)
+		if scaled.Mul(below, big.NewInt(2*20)).Cmp(all) > 0 {
+			break
+		}
+		ways.Mul(ways, big.NewInt(int64(n-k)))
+		ways.Quo(ways, big.NewInt(int64(k+1)))
+	}
+	return k
+}
 
 // NewRatio is the ratio with those rounds, of which there is one at least. This is the one place that decides what is called a difference.
 func NewRatio(rounds []float64) Ratio {
 	r := Ratio{Spread: NewSpread(rounds), Verdict: WithinNoise}
-	switch {
-	case len(rounds) < FewestRounds:
+	r.Low, r.High = r.Min, r.Max
+	if len(rounds) < FewestRounds {
 		r.Verdict = FewRounds
-	case r.Min > 1 && r.Median > 1+Noise:
+		return r
+	}
+	s := slices.Sorted(slices.Values(rounds))
+	k := medianInterval(len(s))
+	r.Low, r.High = s[k-1], s[len(s)-k]
+	switch {
+	case r.Low > 1 && r.Median > 1+Noise:
 		r.Verdict = Higher
-	case r.Max < 1 && r.Median < 1-Noise:
+	case r.High < 1 && r.Median < 1-Noise:
 		r.Verdict = Lower
+	case r.Low >= 1-Noise && r.High <= 1+Noise:
+		r.Verdict = Same
 	}
 	return r
 }
@@ -70,13 +101,28 @@ func NewRatio(rounds []float64) Ratio {
 // Differs reports whether a difference was called.
 func (r Ratio) Differs() bool { return r.Verdict == Higher || r.Verdict == Lower }
 
-// String is median, extremes and verdict, the last only when it calls no difference.
+// String is median, its interval and verdict, the last only when it calls no difference.
 func (r Ratio) String() string {
-	s := fmt.Sprintf("%.2f [%.2f-%.2f]", r.Median, r.Min, r.Max)
+	s := fmt.Sprintf("%.2f [%.2f-%.2f]", r.Median, r.Low, r.High)
 	if !r.Differs() {
 		s += ", " + r.Verdict
 	}
 	return s
+}
+
+// Of ratios of so many rounds: what stands in brackets, in a column's head and in a sentence.
+func bracketHead(rounds int) string {
+	if rounds < FewestRounds {
+		return "[min-max]"
+	}
+	return "[95 %]"
+}
+
+func bracketText(rounds int) string {
+	if rounds < FewestRounds {
+		return "[min-max]"
+	}
+	return "[95 % interval of the median]"
 }
 
 // Compared is one variant of a comparison.
@@ -154,7 +200,8 @@ func Counted[N int | int64](n N, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// WriteTable prints a comparison: medians with the spread of IOPS, then ratios to the first variant with what they allow to say.
+// WriteTable prints a comparison: medians with the spread of IOPS, then medians of the ratios to
+// the first variant within rounds, with their intervals and what they allow to say.
 func WriteTable(w io.Writer, cs []Compared) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "variant\tIOPS\t[min-max]\tmean us\tp99 us\tCPU us/IO\tnotif/IO\tcmds/notif\t")
@@ -181,7 +228,12 @@ func WriteTable(w io.Writer, cs []Compared) error {
 		return nil
 	}
 	t = tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "\nto %s\tIOPS\t[min-max]\tverdict\tlatency\t[min-max]\tverdict\tCPU/IO\t[min-max]\tverdict\t\n", cs[0].Name)
+	rounds, few := len(cs[0].Rounds), len(cs[0].Rounds) < FewestRounds
+	if _, err := fmt.Fprintf(w, "\nratios within rounds: median %s\n", bracketText(rounds)); err != nil {
+		return err
+	}
+	head := bracketHead(rounds)
+	fmt.Fprintf(t, "to %s\tIOPS\t%s\tverdict\tlatency\t%s\tverdict\tCPU/IO\t%s\tverdict\t\n", cs[0].Name, head, head, head)
 	for _, c := range cs[1:] {
 		fmt.Fprintf(t, "%s\t", c.Name)
 		for _, r := range []*Ratio{c.IOPSRatio, c.MeanRatio, c.CPURatio} {
@@ -189,13 +241,14 @@ func WriteTable(w io.Writer, cs []Compared) error {
 				fmt.Fprint(t, "-\t\t\t")
 				continue
 			}
-			fmt.Fprintf(t, "x%.2f\t[%.2f-%.2f]\t%s\t", r.Median, r.Min, r.Max, r.Verdict)
+			few = few || r.Verdict == FewRounds // rounds without commands may have left it fewer than the others
+			fmt.Fprintf(t, "x%.2f\t[%.2f-%.2f]\t%s\t", r.Median, r.Low, r.High, r.Verdict)
 		}
 		fmt.Fprintln(t)
 	}
-	if err := t.Flush(); err != nil || len(cs[0].Rounds) >= FewestRounds {
+	if err := t.Flush(); err != nil || !few {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "too few rounds: %s\n", Rule)
+	_, err := fmt.Fprintf(w, "%s: %s\n", FewRounds, Rule)
 	return err
 }

@@ -5,13 +5,17 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"srp-initiator/bench"
 )
 
-// TestVerdict: only enough rounds that agree make a difference.
+// TestVerdict: only enough rounds that agree make a difference, and only enough that are near 1 make none.
 func TestVerdict(t *testing.T) {
 	for _, c := range []struct {
 		ratios []float64
@@ -20,18 +24,90 @@ func TestVerdict(t *testing.T) {
 		{[]float64{1.3, 1.2, 1.4, 1.3, 1.2, 1.4}, bench.Higher},
 		{[]float64{1.3, 1.2, 1.4, 1.3, 1.2, 0.99}, bench.WithinNoise},
 		{[]float64{0.7, 0.8, 0.7, 0.8, 0.7, 0.8, 0.9}, bench.Lower},
-		{[]float64{0.995, 0.999, 0.99, 0.99, 0.99, 0.99}, bench.WithinNoise},
+		{[]float64{0.995, 0.999, 0.99, 0.99, 0.99, 0.99}, bench.Same},
+		{[]float64{0.98, 0.999, 0.99, 1.02, 0.99, 0.99}, bench.Same},
+		{[]float64{0.979, 0.999, 0.99, 1.02, 0.99, 0.99}, bench.WithinNoise},
+		{[]float64{0.98, 0.999, 0.99, 1.021, 0.99, 0.99}, bench.WithinNoise},
 		{[]float64{1.01, 1.019, 1.019, 1.019, 1.5, 1.02}, bench.WithinNoise},
-		{[]float64{1, 1, 1, 1, 1, 1}, bench.WithinNoise},
+		{[]float64{1, 1.3, 1.3, 1.3, 1.3, 1.3}, bench.WithinNoise},
+		{[]float64{1, 1, 1, 1, 1, 1}, bench.Same},
 		{[]float64{0, 0, 0, 0, 0, 0}, bench.Lower},
 		{[]float64{1}, bench.FewRounds},
 		{[]float64{2}, bench.FewRounds},
+		{[]float64{1, 1, 1, 1, 1}, bench.FewRounds},
 		{[]float64{0.5, 0.5, 0.5, 0.5, 0.5}, bench.FewRounds},
 		{[]float64{2, 2, 2, 2, 2}, bench.FewRounds},
 		{[]float64{2, 0.5}, bench.FewRounds},
+		// More rounds bear outliers: 9 of 30, not 10.
+		{slices.Concat(slices.Repeat([]float64{0.5}, 9), slices.Repeat([]float64{1.3}, 21)), bench.Higher},
+		{slices.Concat(slices.Repeat([]float64{0.5}, 10), slices.Repeat([]float64{1.3}, 20)), bench.WithinNoise},
+		{slices.Concat(slices.Repeat([]float64{0.5}, 9), slices.Repeat([]float64{1.01}, 12), slices.Repeat([]float64{9}, 9)), bench.Same},
 	} {
 		if got := bench.NewRatio(c.ratios).Verdict; got != c.want {
 			t.Errorf("%v: %s, want %s", c.ratios, got, c.want)
+		}
+	}
+}
+
+// TestMedianInterval: the order statistics of the 95 % interval of a median are those of the tables of the sign test.
+func TestMedianInterval(t *testing.T) {
+	for n, want := range map[int]int{6: 1, 7: 1, 8: 1, 9: 2, 10: 2, 11: 2, 12: 3, 15: 4, 16: 4, 17: 5, 20: 6, 22: 6, 25: 8, 27: 8, 30: 10, 40: 14, 50: 18, 100: 40, 1000: 469, 5000: 2431} {
+		v := make([]float64, n) // 1 to n, the largest first
+		for k := range v {
+			v[k] = float64(n - k)
+		}
+		if r := bench.NewRatio(v); r.Low != float64(want) || r.High != float64(n+1-want) || r.Min != 1 || r.Max != float64(n) {
+			t.Errorf("%d rounds: [%g, %g], want [%d, %d]", n, r.Low, r.High, want, n+1-want)
+		}
+	}
+	for n := 1; n < bench.FewestRounds; n++ {
+		v := []float64{5, 1, 3, 2, 4}[:n]
+		if r := bench.NewRatio(v); r.Low != r.Min || r.High != r.Max || r.Low != slices.Min(v) || r.High != slices.Max(v) {
+			t.Errorf("%v: %+v, want the extremes", v, r)
+		}
+	}
+}
+
+// TestIntervalHoldsMedian: whatever the distribution and the number of rounds, the interval of a median that is 1 has 1 in it in 95 % of
+// the trials, in not many more (or it would say less than it can), and a difference is called in the others at most.
+func TestIntervalHoldsMedian(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for name, draw := range map[string]func() float64{
+		"log-normal":            func() float64 { return math.Exp(0.1 * rng.NormFloat64()) },
+		"heavy tails":           func() float64 { return math.Exp(math.Pow(rng.NormFloat64(), 3)) },
+		"one side much farther": func() float64 { return []float64{1 - 0.05*rng.Float64(), 1 + 20*rng.Float64()}[rng.IntN(2)] },
+		"often exactly 1":       func() float64 { return 1 + float64(rng.IntN(3)-1)/10 },
+	} {
+		const trials = 5000
+		held, wrong, many, heldMany := 0, 0, 0, 0
+		for range trials {
+			v := make([]float64, bench.FewestRounds+rng.IntN(195))
+			for k := range v {
+				v[k] = draw()
+			}
+			r := bench.NewRatio(v)
+			in := r.Low <= 1 && 1 <= r.High
+			if in {
+				held++
+			}
+			if r.Differs() {
+				wrong++
+			}
+			if len(v) >= 100 {
+				if many++; in {
+					heldMany++
+				}
+			}
+		}
+		// 0.9 % are three standard deviations of so many trials.
+		if got := float64(held) / trials; got < 0.95-0.009 {
+			t.Errorf("%s: 1 is in %.1f %% of the intervals", name, 100*got)
+		}
+		if wrong > trials-held {
+			t.Errorf("%s: %d differences called, but only %d intervals without 1", name, wrong, trials-held)
+		}
+		if got := float64(heldMany) / float64(many); got > 0.98 && name != "often exactly 1" {
+			t.Errorf("%s: 1 is in %.1f %% of the intervals of 100 rounds or more: they are wider than need be", name, 100*got)
 		}
 	}
 }
@@ -65,8 +141,8 @@ func TestCompareTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	words := strings.Join(strings.Fields(table.String()), " ")
-	if want := "to interrupt IOPS [min-max] verdict latency [min-max] verdict CPU/IO [min-max] verdict " +
-		"thread x1.50 [1.50-2.00] higher x0.67 [0.50-0.67] lower x1.00 [1.00-1.00] within noise"; !strings.Contains(words, want) || strings.Contains(words, "too few") {
+	if want := "ratios within rounds: median [95 % interval of the median] to interrupt IOPS [95 %] verdict latency [95 %] verdict CPU/IO [95 %] verdict " +
+		"thread x1.50 [1.50-2.00] higher x0.67 [0.50-0.67] lower x1.00 [1.00-1.00] within 2 %"; !strings.Contains(words, want) || strings.Contains(words, "too few") {
 		t.Errorf("no %q in\n%s", want, table.String())
 	}
 	for _, line := range strings.Split(table.String(), "\n") {
@@ -78,7 +154,7 @@ func TestCompareTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"iops_ratio":{"median":1.5,"min":1.5,"max":2,"verdict":"higher"}`, `"verdict":"lower"`, `"cpu_ratio":{"median":1,"min":1,"max":1,"verdict":"within noise"}`} {
+	for _, want := range []string{`"iops_ratio":{"median":1.5,"min":1.5,"max":2,"low":1.5,"high":2,"verdict":"higher"}`, `"verdict":"lower"`, `"cpu_ratio":{"median":1,"min":1,"max":1,"low":1,"high":1,"verdict":"within 2 %"}`} {
 		if strings.Count(string(text), want) != 1 {
 			t.Errorf("no %s, or not once, in %s", want, text)
 		}
@@ -88,8 +164,42 @@ func TestCompareTable(t *testing.T) {
 	if err := bench.WriteTable(&table, compared(t, []float64{100, 100, 100, 100, 100}, []float64{200, 200, 200, 200, 200})); err != nil {
 		t.Fatal(err)
 	}
-	if s := table.String(); strings.Contains(s, "higher") || !strings.Contains(s, "too few rounds: a difference is called after 6 rounds or more") {
+	if s := table.String(); strings.Contains(s, "higher") || strings.Contains(s, "[95 %") || strings.Count(s, "[min-max]") != 5 ||
+		!strings.Contains(s, "too few rounds: a difference is called after 6 rounds or more") {
 		t.Errorf("five rounds:\n%s", s)
+	}
+}
+
+// TestReportIntervals: every form of a report shows the interval of a ratio's median where there is one, and says what it is.
+func TestReportIntervals(t *testing.T) {
+	for n, c := range map[int]struct {
+		brackets         string
+		text, md, sheets string
+	}{
+		// One outlier on each side: of nine rounds the interval is from the second to the eighth.
+		9: {"median [95 % interval of the median]", "iops x1.20 [1.10-1.30] higher", "| **1.20** [1.10-1.30] |", ",9,,1.2,1.1,1.3,higher\n"},
+		5: {"median [min-max]", "iops x1.20 [0.50-7.00] too few rounds", "| 1.20 [0.50-7.00], too few rounds |", ",5,,1.2,0.5,7,too few rounds\n"},
+	} {
+		base, other := slices.Repeat([]float64{100}, n), []float64{50, 700, 120, 130, 110, 110, 120, 130, 120}[:n]
+		rep := bench.Report{Rounds: n, Points: []bench.PointResult{{Label: "p", Series: "s", Variants: compared(t, base, other)}}}
+		var text, md, sheet bytes.Buffer
+		if err := errors.Join(rep.WriteText(&text), rep.WriteMarkdown(&md), rep.WriteCSV(&sheet)); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range []struct {
+			form string
+			want []string
+		}{
+			{text.String(), []string{c.brackets, c.text, bench.Rule}},
+			{md.String(), []string{c.brackets, c.md, bench.Rule}},
+			{sheet.String(), []string{"rounds,published,ratio,low,high,verdict\n", "thread,iops,1/s,120,50,700" + c.sheets, ",interrupt,iops,1/s,100,100,100," + strconv.Itoa(n) + ",,,,,\n"}},
+		} {
+			for _, want := range f.want {
+				if strings.Count(f.form, want) != 1 {
+					t.Errorf("%d rounds: no %q, or not once, in\n%s", n, want, f.form)
+				}
+			}
+		}
 	}
 }
 

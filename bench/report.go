@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -26,7 +27,8 @@ func (rep *Report) WriteText(w io.Writer) error {
 	if len(rep.Command) > 0 {
 		fmt.Fprintf(w, "  command:   %s\n", CommandLine(rep.Command))
 	}
-	fmt.Fprintf(w, "  %s; %s of %d ms each, alternating; medians; CPU is this process's\n  verdicts:  %s\n", m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, Rule)
+	fmt.Fprintf(w, "  %s; %s of %d ms each, alternating; medians; CPU is this process's\n  ratios:    within rounds, to the first variant: median %s\n  verdicts:  %s\n",
+		m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, bracketText(rep.Rounds), Rule)
 	if rep.Interrupted != "" {
 		fmt.Fprintf(w, "  ended:     %s\n", rep.Interrupted)
 	}
@@ -72,7 +74,7 @@ func (rep *Report) WriteText(w io.Writer) error {
 			for _, name := range ratioMetrics {
 				metric, _ := MetricNamed(name)
 				if s, ok := c.Ratio(&p.Variants[0], metric); ok {
-					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Min, s.Max, s.Verdict))
+					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Low, s.High, s.Verdict))
 				}
 			}
 			if said == nil {
@@ -163,10 +165,11 @@ func figure(v float64) string {
 	return strconv.FormatFloat(v, 'f', 3, 64)
 }
 
-// WriteCSV writes a line per point, variant and metric: median, minimum, maximum and the published figure where there is one.
+// WriteCSV writes a line per point, variant and metric: median, minimum, maximum and the published figure where there is one; of what is compared with
+// the first variant also the median of the ratios within rounds, its interval (Ratio) and the verdict.
 func (rep *Report) WriteCSV(w io.Writer) error {
 	c := csv.NewWriter(w)
-	c.Write([]string{"experiment", "point", "series", "x", "rate_limit", "variant", "metric", "unit", "median", "min", "max", "rounds", "published"})
+	c.Write([]string{"experiment", "point", "series", "x", "rate_limit", "variant", "metric", "unit", "median", "min", "max", "rounds", "published", "ratio", "low", "high", "verdict"})
 	num := func(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }
 	for _, p := range rep.Points {
 		for k := range p.Variants {
@@ -185,7 +188,14 @@ func (rep *Report) WriteCSV(w io.Writer) error {
 						figures = []string{"", "", ""} // nothing was measured
 					}
 				}
-				c.Write(append(append([]string{rep.Experiment, p.Label, p.Series, num(p.X), num(p.Rate), v.Name, m.Name, m.Unit}, figures...), strconv.Itoa(rounds), published))
+				ratio := []string{"", "", "", ""}
+				if k > 0 && slices.Contains(ratioMetrics, m.Name) {
+					if r, ok := v.Ratio(&p.Variants[0], m); ok {
+						ratio = []string{num(r.Median), num(r.Low), num(r.High), r.Verdict}
+					}
+				}
+				figures = append(append(figures, strconv.Itoa(rounds), published), ratio...)
+				c.Write(append([]string{rep.Experiment, p.Label, p.Series, num(p.X), num(p.Rate), v.Name, m.Name, m.Unit}, figures...))
 			}
 		}
 	}
@@ -202,8 +212,8 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 	if len(rep.Command) > 0 {
 		fmt.Fprintf(&b, "`%s`\n\n", CommandLine(rep.Command))
 	}
-	fmt.Fprintf(&b, "%s, %d CPUs (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %s of %d ms, alternating. Medians; ratios are to the first variant, within rounds, with min and max; %s: those are in bold.\n\n",
-		m.CPU, m.CPUs, m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, Rule)
+	fmt.Fprintf(&b, "%s, %d CPUs (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %s of %d ms, alternating. Medians; ratios are to the first variant, within rounds: median %s; %s. Differences are in bold.\n\n",
+		m.CPU, m.CPUs, m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, bracketText(rep.Rounds), Rule)
 	if rep.Interrupted != "" {
 		fmt.Fprintf(&b, "Ended before its end: %s.\n\n", rep.Interrupted)
 	}
@@ -277,7 +287,7 @@ func markdownRatio(r Ratio) string {
 	if !r.Differs() {
 		return r.String()
 	}
-	return fmt.Sprintf("**%.2f** [%.2f-%.2f]", r.Median, r.Min, r.Max)
+	return fmt.Sprintf("**%.2f** [%.2f-%.2f]", r.Median, r.Low, r.High)
 }
 
 // CommandLine is a command as one types it, without the path to the program.
