@@ -45,6 +45,7 @@ func RunDevice(ctx context.Context, dev disk.Device, ss []*srp.Session, w Worklo
 	if w.Pattern != RandRead || w.Rate > 0 || w.Loops > 0 || w.Verify {
 		return nil, badItem("rw", "of a stacked device only random reads for a time are measured")
 	}
+	defer useProcs(w.Procs)()
 	users := w.Jobs * w.Depth
 	var measuring, stop atomic.Bool
 	defer context.AfterFunc(ctx, func() {
@@ -98,7 +99,7 @@ func RunDevice(ctx context.Context, dev disk.Device, ss []*srp.Session, w Worklo
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	r := &Result{Pattern: w.Pattern, BlockSize: w.BlockSize, Depth: w.Depth, Jobs: w.Jobs, Mode: ss[0].Mode().String(), latency: newHistogram()}
+	r := &Result{Pattern: w.Pattern, BlockSize: w.BlockSize, Depth: w.Depth, Jobs: w.Jobs, Procs: runtime.GOMAXPROCS(0), Mode: ss[0].Mode().String(), latency: newHistogram()}
 	for _, h := range hists {
 		r.latency.Merge(h)
 	}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -60,6 +61,7 @@ type Experiment struct {
 	Chunk    int // of the stripe, bytes
 	// Stacked makes the stripe a disk.Stripe whose members belong to sessions of their own, read as a block device is.
 	Stacked bool
+	Procs   int // of every workload (Workload.Procs)
 }
 
 // Writes reports whether it overwrites the unit's data.
@@ -120,6 +122,7 @@ type Options struct {
 	MayWrite bool
 	// SkipUnfit leaves out the points that the unit cannot do, and says so in the report; without it they are an *UnfitError.
 	SkipUnfit bool
+	Procs     *int // in place of the experiment's; nil: that
 	Progress  func(done, all int, point string)
 }
 
@@ -176,6 +179,7 @@ type Report struct {
 	Machine    Machine  `json:"machine"`
 	Rounds     int      `json:"rounds"`
 	RuntimeMS  int64    `json:"runtime_ms"`
+	Procs      int      `json:"procs"` // CPUs that the process might use at once while it measured
 	// Interrupted says how far it came when a signal ended it.
 	Interrupted string        `json:"interrupted,omitempty"`
 	Points      []PointResult `json:"points"`
@@ -196,6 +200,10 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 	}
 	if e.Writes() && !o.MayWrite {
 		return nil, ErrWouldWrite
+	}
+	procs := e.Procs
+	if o.Procs != nil {
+		procs = *o.Procs
 	}
 	type side struct {
 		s *srp.Session
@@ -238,13 +246,16 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 		}
 	}
 	rep = &Report{Experiment: e.Name, Title: e.Title, Source: e.Source, Question: e.Question, XAxis: e.XAxis, LogX: e.LogX,
-		Machine: ThisMachine(), Rounds: o.Rounds, RuntimeMS: o.Runtime.Milliseconds()}
+		Machine: ThisMachine(), Rounds: o.Rounds, RuntimeMS: o.Runtime.Milliseconds(), Procs: procs}
+	if procs == 0 {
+		rep.Procs = runtime.GOMAXPROCS(0)
+	}
 	inq := sides[0].d[0].Inquiry()
 	rep.Machine.Device = sides[0].s.Device().Name() + " (" + sides[0].s.Device().Provider() + ")"
 	rep.Machine.Target = strings.Join(strings.Fields(inq.Vendor+" "+inq.Product+" "+inq.Revision), " ")
 	workload := func(p Point) Workload {
 		w := p.Workload
-		w.Runtime, w.Warmup, w.Offset, w.Size, w.Seed = o.Runtime, o.Warmup, o.Offset, o.Size, o.Seed
+		w.Runtime, w.Warmup, w.Offset, w.Size, w.Seed, w.Procs = o.Runtime, o.Warmup, o.Offset, o.Size, o.Seed, procs
 		return w
 	}
 	unfit, reasons := &UnfitError{All: len(e.Points)}, map[string]string{}

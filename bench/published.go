@@ -52,7 +52,8 @@ func e1() *Experiment {
 		Source:   "blk-iopoll, linux-kernel 2009 (weight 32, budget 256); loads below saturation were asked for in its review",
 		Question: "Does polling bring more commands per notification and more IOPS at saturation, and what does it cost below?",
 		XAxis:    "load, percent of the peak with interrupts",
-		Settings: []Setting{interruptSetting, pollSetting("poll", 32, 256)}}
+		Settings: []Setting{interruptSetting, pollSetting("poll", 32, 256)},
+		Procs:    1}
 	published := map[int][]Published{
 		512: {{"interrupt", "iops", 25168}, {"poll", "iops", 30355}, {"interrupt", "notifications", 19500}, {"poll", "notifications", 750},
 			{"interrupt", "commands_per_notification", 1.3}, {"poll", "commands_per_notification", 40}},
@@ -76,7 +77,8 @@ func e2() *Experiment {
 		Source:   "polling in the AHCI driver, LSF/MM 2017 (mixed random I/O): budget 31 lost 20 % (276 to 220 IOPS), 128 and 256 equal the baseline",
 		Question: "Which budget is too small?",
 		XAxis:    "commands in flight", LogX: true,
-		Settings: []Setting{interruptSetting}}
+		Settings: []Setting{interruptSetting},
+		Procs:    1}
 	for _, b := range []int{31, 128, 256} {
 		e.Settings = append(e.Settings, pollSetting(fmt.Sprintf("poll, budget %d", b), min(b, 32), b))
 	}
@@ -98,7 +100,8 @@ func e3() *Experiment {
 		Question: "Does polling of the members reach the user of the stripe, as latency and as IOPS?",
 		XAxis:    "commands in flight", LogX: true,
 		Settings: []Setting{interruptSetting, directSetting},
-		Units:    2, Chunk: 64 << 10}
+		Units:    2, Chunk: 64 << 10,
+		Procs: 1}
 	for _, depth := range []int{1, 2, 4, 8, 16, 32, 64, 128} {
 		p := Point{Label: fmt.Sprintf("4 KiB, QD %d", depth), Series: "4 KiB", X: float64(depth),
 			Workload: Workload{Pattern: RandRead, BlockSize: 4096, Depth: depth, Jobs: 1}}
@@ -125,7 +128,7 @@ func e3s() *Experiment {
 	return e
 }
 
-// e4 is the table of the ib_srp patch that reaped in a thread.
+// e4 is the table of the ib_srp patch that reaped in a thread. What it asks is whether another CPU helps: all may be used.
 func e4() *Experiment {
 	e := &Experiment{Name: "e4", Title: "Reaping in a thread (thread=y) against in the interrupt (thread=n)",
 		Source:   "the thread=y patch for the kernel's SRP initiator, linux-rdma 2010 (QDR InfiniBand, NULLIO storage, queue depth 128)",
@@ -158,7 +161,8 @@ func modeMatrix() *Experiment {
 		Source:   "none: our own",
 		Question: "Which mode costs the least CPU time per command at a given load, and is adaptive always near it?",
 		XAxis:    "load, percent of the peak with interrupts",
-		Settings: everyMode()}
+		Settings: everyMode(),
+		Procs:    1}
 	w := Workload{Pattern: RandRead, BlockSize: 4096, Depth: 32, Jobs: 1}
 	e.Points = append(e.Points, Point{Label: "4 KiB, saturated", Series: "4 KiB", X: 100, Workload: w})
 	for _, load := range []float64{10, 30, 60, 90} {
@@ -173,7 +177,8 @@ func depthSweep() *Experiment {
 		Source:   "none: our own",
 		Question: "How do latency and CPU time per command grow with the commands in flight?",
 		XAxis:    "commands in flight", LogX: true,
-		Settings: everyMode()}
+		Settings: everyMode(),
+		Procs:    1}
 	for _, depth := range []int{1, 2, 4, 8, 16, 32, 64, 128} {
 		e.Points = append(e.Points, Point{Label: fmt.Sprintf("4 KiB, QD %d", depth), Series: "4 KiB", X: float64(depth),
 			Workload: Workload{Pattern: RandRead, BlockSize: 4096, Depth: depth, Jobs: 1}})

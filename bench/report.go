@@ -27,8 +27,8 @@ func (rep *Report) WriteText(w io.Writer) error {
 	if len(rep.Command) > 0 {
 		fmt.Fprintf(w, "  command:   %s\n", CommandLine(rep.Command))
 	}
-	fmt.Fprintf(w, "  %s; %s of %d ms each, alternating; medians; CPU is this process's\n  ratios:    within rounds, to the first variant: median %s\n  verdicts:  %s\n",
-		m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, bracketText(rep.Rounds), Rule)
+	fmt.Fprintf(w, "  %s; %s of %d ms each, alternating; %s; medians; CPU is this process's\n  ratios:    within rounds, to the first variant: median %s\n  verdicts:  %s\n",
+		m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, rep.procsText(), bracketText(rep.Rounds), Rule)
 	if rep.Interrupted != "" {
 		fmt.Fprintf(w, "  ended:     %s\n", rep.Interrupted)
 	}
@@ -89,6 +89,11 @@ func (rep *Report) WriteText(w io.Writer) error {
 		fmt.Fprintln(w)
 	}
 	return nil
+}
+
+// procsText says how many CPUs the initiator might use.
+func (rep *Report) procsText() string {
+	return fmt.Sprintf("initiator on %s at once at most", Counted(rep.Procs, "CPU"))
 }
 
 // beside is a published figure with ours.
@@ -212,8 +217,8 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 	if len(rep.Command) > 0 {
 		fmt.Fprintf(&b, "`%s`\n\n", CommandLine(rep.Command))
 	}
-	fmt.Fprintf(&b, "%s, %d CPUs (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %s of %d ms, alternating. Medians; ratios are to the first variant, within rounds: median %s; %s. Differences are in bold.\n\n",
-		m.CPU, m.CPUs, m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, bracketText(rep.Rounds), Rule)
+	fmt.Fprintf(&b, "%s, %d CPUs (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %s of %d ms, alternating; %s. Medians; ratios are to the first variant, within rounds: median %s; %s. Differences are in bold.\n\n",
+		m.CPU, m.CPUs, m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, rep.procsText(), bracketText(rep.Rounds), Rule)
 	if rep.Interrupted != "" {
 		fmt.Fprintf(&b, "Ended before its end: %s.\n\n", rep.Interrupted)
 	}

@@ -31,6 +31,7 @@ type Result struct {
 	BlockSize     int     `json:"bs"`
 	Depth         int     `json:"iodepth"`
 	Jobs          int     `json:"jobs"`
+	Procs         int     `json:"procs"` // CPUs that the process might use at once
 	Mode          string  `json:"completion"`
 	RateLimit     float64 `json:"rate_limit,omitempty"`  // commands per second asked for
 	Interrupted   bool    `json:"interrupted,omitempty"` // before its end
@@ -134,6 +135,7 @@ func RunStriped(ctx context.Context, s *srp.Session, ds []*disk.Disk, chunk int,
 	if err := w.checkUnits(s, ds, chunk); err != nil {
 		return nil, err
 	}
+	defer useProcs(w.Procs)()
 	r := &runner{w: w, ds: ds, chunk: int64(chunk), s: s, blocks: w.Size / int64(w.BlockSize), busyLimit: s.Options().CommandTimeout}
 	if w.Loops > 0 {
 		r.left.Store(w.Loops)
@@ -386,7 +388,7 @@ func (r *runner) run(ctx context.Context, jobs []*job) (*Result, error) {
 		return nil, err
 	}
 	runtime.ReadMemStats(&mem[1])
-	res := &Result{Pattern: r.w.Pattern, BlockSize: r.w.BlockSize, Depth: r.w.Depth, Jobs: r.w.Jobs, Mode: r.s.Mode().String(), RateLimit: r.w.Rate, latency: newHistogram()}
+	res := &Result{Pattern: r.w.Pattern, BlockSize: r.w.BlockSize, Depth: r.w.Depth, Jobs: r.w.Jobs, Procs: runtime.GOMAXPROCS(0), Mode: r.s.Mode().String(), RateLimit: r.w.Rate, latency: newHistogram()}
 	for _, j := range jobs {
 		res.Commands += j.comp
 		res.ReadBacks += j.back

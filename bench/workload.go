@@ -5,6 +5,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -46,6 +47,10 @@ type Workload struct {
 	Offset  int64         // of the range used
 	Size    int64         // of the range used; 0: to the end of the unit
 	Seed    uint64
+	// Procs is how many CPUs the process's goroutines may use at once while the workload runs (runtime.GOMAXPROCS, which is put back at its
+	// end); 0: as it is. With several, Go's scheduler wakes an idle thread whenever a goroutine becomes ready, which on a machine with few
+	// CPUs can be half of the CPU time per command. It is the process's: workloads that run at the same time want 0.
+	Procs int
 }
 
 // Limits of a workload.
@@ -58,6 +63,8 @@ const (
 	// Commands per second.
 	MinRate = 1
 	MaxRate = 1e7
+	// MaxProcs bounds Procs: the runtime keeps memory for every one.
+	MaxProcs = 1024
 	// maxVerifyBlocks bounds what Verify remembers, 4 bytes per block.
 	maxVerifyBlocks = 1 << 28
 )
@@ -107,8 +114,19 @@ func (w *Workload) Validate() error {
 		return badItem("offset", "%d is negative", w.Offset)
 	case w.Size < 0:
 		return badItem("size", "%d is negative", w.Size)
+	case w.Procs < 0 || w.Procs > MaxProcs:
+		return badItem("procs", "%d is not 1 to %d CPUs, or 0 for all that the program may use", w.Procs, MaxProcs)
 	}
 	return nil
+}
+
+// useProcs lets the process use so many CPUs at once, 0: as many as it does, until the returned function is called.
+func useProcs(n int) (restore func()) {
+	if n == 0 {
+		return func() {}
+	}
+	old := runtime.GOMAXPROCS(n)
+	return func() { runtime.GOMAXPROCS(old) }
 }
 
 // checkUnits completes w for units of one session, striped when they are several.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strconv"
@@ -30,6 +31,10 @@ interrupt (or thread=n), thread (or thread=y), poll, direct, adaptive. "+lock" b
 its own, as --lock-thread does, on --cpus: thread=n,thread=y,thread=y+lock. Each of those has a session of its own, with an initiator_ext that follows
 TARGET's. The table shows medians, spreads, and ratios to the first mode with their verdicts.
 ` + verdictText + `
+
+While it measures, this program uses one CPU at a time, as storage and RDMA benchmarks do unless told otherwise: with more, Go's scheduler wakes a thread whenever
+a goroutine becomes ready, which on a machine with few CPUs costs up to half of the CPU time per command. --procs says otherwise. A thread of its
+own (--lock-thread, thread+lock, poll+lock) is of no use without another CPU, so with these all CPUs are used unless --procs is given.
 
 With --verify a write is read back at once: the commands and IOPS have these too, and say how many.
 
@@ -61,6 +66,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.Uint64Var(&w.Seed, "seed", 1, "of offsets and data")
 		fs.StringVar(&compare, "compare", "", "completion modes to compare, separated by commas")
 		fs.IntVar(&rounds, "rounds", bench.FewestRounds, "rounds of --compare, 1 to 1000; fewer than "+strconv.Itoa(bench.FewestRounds)+" call no difference")
+		fs.IntVar(&w.Procs, "procs", 1, "CPUs that this program uses at once while it measures (0: all it may use, as with --lock-thread and \"+lock\" unless this is given)")
 		profile := fs.String("cpuprofile", "", "write where this process's CPU time goes to this file (go tool pprof reads it)")
 		l.register(fs)
 		f.register(fs)
@@ -85,19 +91,22 @@ CPU time is this process's: what the target spends is not in it.`,
 			if err != nil {
 				return err
 			}
-			if err := w.Validate(); err != nil {
-				return &usageError{err}
-			}
 			modes, err := parseModes(compare)
 			if err != nil {
 				return err
+			}
+			locks := slices.ContainsFunc(modes, func(m variant) bool { return m.lock })
+			if (locks || f.lockThread) && !fs.Changed("procs") {
+				w.Procs = 0
+			}
+			if err := w.Validate(); err != nil {
+				return &usageError{err}
 			}
 			for _, name := range []string{"completion", "thread", "lock-thread"} {
 				if modes != nil && fs.Changed(name) {
 					return usagef("--%s does not go with --compare, which runs the completion modes that it lists", name)
 				}
 			}
-			locks := slices.ContainsFunc(modes, func(m variant) bool { return m.lock })
 			random := w.Pattern != bench.Read && w.Pattern != bench.Write
 			switch {
 			case modes != nil && fs.Changed("cpus") && !locks:
@@ -268,7 +277,7 @@ func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
 	if e.json {
 		return e.shownJSON(r, err)
 	}
-	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d completion=%s: %s in %.2f s\n", r.Pattern, humanSize(int64(r.BlockSize)), r.Depth, r.Jobs, r.Mode, bench.Counted(r.Commands, "command"), r.Seconds)
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d procs=%d completion=%s: %s in %.2f s\n", r.Pattern, humanSize(int64(r.BlockSize)), r.Depth, r.Jobs, r.Procs, r.Mode, bench.Counted(r.Commands, "command"), r.Seconds)
 	if r.ReadBacks > 0 {
 		fmt.Fprintf(e.stdout, "  of these       %s of what was written\n", bench.Counted(r.ReadBacks, "read-back"))
 	}
@@ -339,6 +348,10 @@ func (e *env) benchCompare(f *connectFlags, c *connection, d *disk.Disk, w bench
 	if e.json {
 		return e.shownJSON(cs, err)
 	}
-	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d, %s, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, bench.Counted(len(cs[0].Rounds), "round"))
+	procs := w.Procs
+	if procs == 0 {
+		procs = runtime.GOMAXPROCS(0)
+	}
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d procs=%d, %s, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, procs, bench.Counted(len(cs[0].Rounds), "round"))
 	return errors.Join(err, bench.WriteTable(e.stdout, cs))
 }

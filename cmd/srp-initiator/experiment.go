@@ -25,6 +25,7 @@ var experimentVerb = &verb{
 	long: `Runs a named experiment on a logical unit and sets its figures beside the published ones. Each completion setting gets a
 session of its own, with an initiator_ext of its own (that of TARGET or 0, and those that follow it): a target with an access list has to
 know them. The settings take turns, --rounds times for each point. What the machine was, and the command, go into every report.
+While it measures, this program uses one CPU at a time; e4 all, for it asks whether another one helps. --procs says otherwise (see bench).
 ` + verdictText + `
 
 Before anything is measured the unit is looked at: when it cannot do a point (its blocks are larger, its end is nearer, it is read-only),
@@ -53,6 +54,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.Uint64Var(&o.Seed, "seed", 1, "of offsets")
 		fs.BoolVar(&o.MayWrite, "write", false, "e2: allow it to overwrite the unit's data")
 		fs.BoolVar(&o.SkipUnfit, "skip", false, "leave out the points that the unit cannot do")
+		procs := fs.Int("procs", 0, "CPUs that this program uses at once while it measures (0: all it may use; default 1, for e4 0)")
 		csvFile := fs.String("csv", "", "write all figures to this file; - for standard output, in place of the report")
 		markdown := fs.Bool("markdown", false, "print the report as Markdown tables")
 		plots := fs.String("plots", "", "draw the figures into this directory, which must exist (PNG and SVG)")
@@ -91,6 +93,8 @@ CPU time is this process's: what the target spends is not in it.`,
 			switch {
 			case o.Rounds < 1 || o.Rounds > 1000:
 				return usagef("--rounds %d: want 1 to 1000", o.Rounds)
+			case *procs < 0 || *procs > bench.MaxProcs:
+				return usagef("--procs %d: want 1 to %d CPUs, or 0 for all that this program may use", *procs, bench.MaxProcs)
 			case o.Runtime <= 0 || o.Warmup < 0:
 				return usagef("--runtime must be positive, --ramp-time not negative")
 			case x.Units > 1 && sameUnit(l.text, second.text):
@@ -118,6 +122,9 @@ CPU time is this process's: what the target spends is not in it.`,
 				defer table.close()
 			}
 			o.Offset, o.Size = int64(offset), int64(size)
+			if fs.Changed("procs") {
+				o.Procs = procs
+			}
 			for _, p := range x.Points {
 				login.QueueSize = max(login.QueueSize, min(p.Workload.Depth*p.Workload.Jobs, 128))
 			}

@@ -179,6 +179,13 @@ func TestVerbs(t *testing.T) {
 		{[]string{"bench", url, "--runtime", "1ns", "--ramp-time", "0"}, 1, "no command began and ended within 1ns: want a longer --runtime"},
 		{[]string{"bench", url, "--runtime", "1ns", "--ramp-time", "0", "--rate", "5%"}, 1, "no peak to take 5 % of"},
 		{[]string{"bench", url, "--runtime", "1ns", "--ramp-time", "0", "--compare", "poll,direct", "--rounds", "1"}, 1, "poll did no command in 1 round of 1ns"},
+		{[]string{"bench", url, "--procs", "-1"}, 2, "procs: -1 is not 1 to 1024 CPUs, or 0 for all that the program may use\n"},
+		{[]string{"bench", url, "--procs", "1025"}, 2, "procs: 1025 is not 1 to 1024"},
+		{[]string{"bench", url, "--loops", "9"}, 0, " procs=1 "},
+		{[]string{"bench", url, "--loops", "9", "--procs", "3"}, 0, " procs=3 "},
+		{[]string{"bench", url, "--loops", "9", "--completion", "thread", "--lock-thread", "--procs", "1"}, 0, " procs=1 "},
+		{[]string{"bench", url, "--loops", "9", "--compare", "direct,thread", "--rounds", "1"}, 0, " procs=1, 1 round, medians"},
+		{[]string{"experiment", "e4", url, "--procs", "-1"}, 2, "--procs -1: want 1 to 1024 CPUs, or 0 for all that this program may use\n"},
 		{[]string{"bench", url, "--loops", "0"}, 2, "--loops 0: want 1 or more"},
 		{[]string{"bench", url, "--loops", "-1"}, 2, "--loops -1: want 1 or more"},
 		{[]string{"bench", url, "--iodepth", "x"}, 2, "--iodepth=x: want a whole number\n"},
@@ -508,6 +515,37 @@ func TestInterruptedFiles(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "4 KiB, QD 4\n") {
 		t.Errorf("the report has no third point:\n%s", out.String())
+	}
+}
+
+// A thread of its own is of no use without another CPU: with it all that the program may use are the default.
+func TestProcsOfLockedThread(t *testing.T) {
+	url := emulate(t, "")
+	const all = 3 // told to the program, whatever this machine has
+	t.Setenv("GOMAXPROCS", strconv.Itoa(all))
+	for _, c := range []struct {
+		args string
+		want int
+	}{
+		{"--completion thread", 1},
+		{"--completion thread --lock-thread", all},
+		{"--completion poll --lock-thread", all},
+		{"--completion poll --lock-thread --procs 2", 2},
+		{"--compare thread,poll --rounds 1", 1},
+		{"--compare thread,thread+lock --rounds 1", all},
+		{"--compare thread,poll+lock --rounds 1 --procs 1", 1},
+		{"--procs 0", all},
+	} {
+		out, errs, code := runs(t, "", append([]string{"bench", url, "--loops", "9", "-d", "softroce"}, strings.Fields(c.args)...)...)
+		if want := fmt.Sprintf(" procs=%d", c.want); code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: exit code %d, no %q in %s%s", c.args, code, want, out, errs)
+		}
+	}
+	for args, want := range map[string]string{"e1": "1 CPU", "e1 --procs 2": "2 CPUs", "e4": "3 CPUs", "e4 --procs 1": "1 CPU"} {
+		out, errs, code := runs(t, "", append(append([]string{"experiment"}, strings.Fields(args)...), url, "-l", "1", "--runtime", "3ms", "--rounds", "1", "-d", "softroce")...)
+		if want := "initiator on " + want + " at once"; code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: exit code %d, no %q in %s%s", args, code, want, out, errs)
+		}
 	}
 }
 
