@@ -48,8 +48,8 @@ type Workload struct {
 	Size    int64         // of the range used; 0: to the end of the unit
 	Seed    uint64
 	// Procs is how many CPUs the process's goroutines may use at once while the workload runs (runtime.GOMAXPROCS, which is put back at its
-	// end); 0: as it is. With several, Go's scheduler wakes an idle thread whenever a goroutine becomes ready, which on a machine with few
-	// CPUs can be half of the CPU time per command. It is the process's: workloads that run at the same time want 0.
+	// end); 0: as it is. With several, Go's scheduler wakes an idle thread whenever a goroutine becomes ready, which costs CPU
+	// time with every command (docs/benchmarks.md). It is the process's: workloads that run at the same time want 0.
 	Procs int
 }
 

@@ -33,7 +33,7 @@ TARGET's. The table shows medians, spreads, and ratios to the first mode with th
 ` + verdictText + `
 
 While it measures, this program uses one CPU at a time, as storage and RDMA benchmarks do unless told otherwise: with more, Go's scheduler wakes a thread whenever
-a goroutine becomes ready, which on a machine with few CPUs costs up to half of the CPU time per command. --procs says otherwise. A thread of its
+a goroutine becomes ready, which costs CPU time with every command (on two CPUs at depth 32, a sixth to a third more). --procs says otherwise. A thread of its
 own (--lock-thread, thread+lock, poll+lock) is of no use without another CPU, so with these all CPUs are used unless --procs is given.
 
 With --verify a write is read back at once: the commands and IOPS have these too, and say how many.
