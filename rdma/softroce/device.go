@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -32,6 +33,7 @@ type Device struct {
 	gid   verbs.GID
 	guid  uint64
 	scope uint32 // interface index of a link-local address
+	apart bool   // peers run on other CPUs than this process
 	mtu   verbs.MTU
 	netif string
 	link  Link
@@ -71,6 +73,9 @@ type Device struct {
 	pumpAt    rc.Time // when the pump looks at the latest
 	armed     bool    // the pump wakes for datagrams
 	deferred  bool    // PostSend has left packets in the arena
+	// deferAtMost is how many it leaves there in this turn, where apart.
+	deferAtMost int
+	came        int // messages received in this turn
 	// sentBehind is the poll in vain behind which PostSend has sent something.
 	sentBehind rc.Time
 	polls      uint64 // turns driven by pollers
@@ -166,6 +171,8 @@ func newDevice(link Link, mtu verbs.MTU, o options) *Device {
 		qps: map[uint32]*queuePair{}, cqs: map[*completionQueue]struct{}{}, channels: map[*channel]struct{}{},
 		memory: memoryTable{byIndex: map[uint32]*keyed{}}, peers: map[netip.Addr]*udp.Destination{},
 		nextTimer: rc.Never, pumpAt: rc.Never,
+		// On one CPU a peer of the same machine can do nothing until this process rests.
+		apart: !link.Addr().IsLoopback() || runtime.NumCPU() > 1,
 	}
 	if d.guid == 0 {
 		d.guid = ibcm.NewCAGUID(d.random())

@@ -13,7 +13,8 @@ package softroce
 // PostSend builds packets and sends them at once, unless a consumer is between taking completions and its next Poll or Arm, or polls
 // in vain and has just done so, and this is not the first post since: what is posted in between, typically by the handler of those
 // completions or by those whom it woke, leaves together (one sendmmsg, grouped into UDP_SEGMENT trains). The next Poll on an empty queue, Arm, turn of
-// anybody, or at the latest the watchdog sends it.
+// anybody, or at the latest the watchdog sends it. Where the peer has another CPU, the first deferAtFirst of
+// them leave at once: it would be idle meanwhile.
 
 import (
 	"errors"
@@ -107,6 +108,7 @@ func (d *Device) turn() rc.Time {
 	if d.closed {
 		return now
 	}
+	d.came = 0
 	for range receiveRounds {
 		ms, err := d.link.Receive()
 		if err != nil || len(ms) == 0 {
@@ -132,6 +134,7 @@ func (d *Device) turn() rc.Time {
 			break
 		}
 	}
+	d.deferAtMost = max(deferAtFirst, d.came)
 	d.timers(now)
 	d.flush(now)
 	return now
@@ -215,7 +218,7 @@ func (d *Device) flush(now rc.Time) {
 
 // flushOrDefer is the end of PostSend.
 func (d *Device) flushOrDefer(now rc.Time) {
-	if c := d.reaper.Load(); c != nil && !d.tx.crowded() {
+	if c := d.reaper.Load(); c != nil && !d.tx.crowded() && !d.crossesOver() {
 		// Who took entries long ago and has not come back does not mean to; nor who found none and has not polled again. Behind a
 		// poll in vain the first post leaves at once: it may be the only one, of somebody who is not going to poll for now.
 		at, limit := rc.Time(c.reapedAt.Load()), turnTime
@@ -232,6 +235,15 @@ func (d *Device) flushOrDefer(now rc.Time) {
 		}
 	}
 	d.flush(now)
+}
+
+// crossesOver reports that what was held back is enough for the peer to begin with, on its own CPU. Each time within a turn it takes twice as much: then
+// there is more under way than either end handles at a time, and the peer has something to do anyway.
+func (d *Device) crossesOver() bool {
+	if !d.apart || d.tx.packets < d.deferAtMost {
+		return false
+	}
+	return true
 }
 
 func (d *Device) flushDeferred() {

@@ -37,6 +37,9 @@ const (
 	// pollTime is how long after a Poll in vain its caller is taken to poll on: several empty polls, and the submissions of those whom
 	// the last completions woke.
 	pollTime = 100 * time.Microsecond
+	// deferAtFirst is how many packets of a turn PostSend holds back from a peer that could work on them meanwhile. With 32 commands under way each end
+	// then has half of them at a time; with all of them the one slept while the other worked.
+	deferAtFirst = 16
 	// receiveRounds bounds the batches of one turn, so that completions are reaped in between.
 	receiveRounds = 4
 )

@@ -126,6 +126,7 @@ func (q *queuePair) Complete(wc *verbs.WorkCompletion, recv, solicited bool) {
 	c := q.sendCQ
 	if recv {
 		c = q.recvCQ
+		q.d.came++
 	}
 	q.completed = true
 	c.push(wc, solicited)

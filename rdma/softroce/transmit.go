@@ -21,12 +21,13 @@ const (
 )
 
 type transmitter struct {
-	buf    []byte
-	used   int
-	trains []udp.Train
-	open   bool // the last train takes another packet
-	count  int  // packets in it
-	full   bool // the link had no room
+	buf     []byte
+	used    int
+	trains  []udp.Train
+	open    bool // the last train takes another packet
+	count   int  // packets in it
+	full    bool // the link had no room
+	packets int  // in all trains
 }
 
 func (t *transmitter) init() {
@@ -91,7 +92,7 @@ func (t *transmitter) send(d *Device) bool {
 	}
 	clear(t.trains)
 	t.trains = t.trains[:0]
-	t.used, t.open, t.full = 0, false, false
+	t.used, t.packets, t.open, t.full = 0, 0, false, false
 	return true
 }
 
@@ -118,6 +119,7 @@ func (q *queuePair) Packet(hdr []byte, payload [][]byte, pad uint8, ahead uint64
 	}
 	crc.Finish(b[k:], pad)
 	d.stats.PacketsSent++
+	d.tx.packets++
 	return true
 }
 
