@@ -5,21 +5,23 @@ import (
 	"time"
 )
 
-// pace tells the owner of an instance that has become empty whether to poll on. Polling saves a notification per find and costs
-// the CPU time spent in vain before it; blk-iopoll polls on regardless or not at all, and its first critic saw what that means below
-// saturation: a schedule, a complete and an interrupt for every command. So the time is measured. While a find costs less of it than a
-// notification does, polling goes on; where it costs more, the queue is armed at once, and polling is tried again ever more rarely.
+// pace tells the owner of an instance that has become empty whether to poll on.
+//
+// Where goroutines wait for completions, a gauge measures whether that is cheaper. Where nobody does, as on a target, it depends on whether the peer polls, who
+// in turn looks at this end: were both to measure, each would find that its polling alone saves nothing, and both would sleep. So there the time
+// polled in vain is weighed: while a find costs less of it than a notification does, polling goes on; where it costs more, the queue is armed
+// at once, and polling is tried again more rarely, but often enough for a peer that tries it.
 type pace struct {
 	last    int64 // when work was last found, or polling began
 	polled  int64 // end of the last poll; 0: polling has not begun
+	gauged  bool  // somebody waits
 	vain    int64 // ns polled in vain since work was last found
 	cost    int64 // mean of vain before a find
-	batch   int64 // mean completions of a find, in 1/256
-	perWake int64 // mean completions that a notification brought, in 1/256
-	wakes   bool  // a find wakes a goroutine that waits
 	finds   int   // since polling began: notifications saved
 	resting int   // notifications or waits to be served by the notification before polling is tried again
 	backoff int
+	gauge   *gauge
+	gauges  [modes]gauge // what polling on costs depends on who does it
 }
 
 const (
@@ -29,17 +31,10 @@ const (
 	// vainPoll is the most that one empty poll and the yield behind it count for: what takes longer was somebody else's work.
 	vainPoll = int64(5 * time.Microsecond)
 
-	// findWakes is the part of it that a find costs, too, where it has to wake a goroutine: all but the notification goroutine's own waking.
-	findWakes = int64(40 * time.Microsecond)
-	// findSaves is what each completion of a find saves besides: with both ends awake more requests and answers share a system call. Saturated,
-	// at 20 completions to a notification, a command costs 4 us less.
-	findSaves = int64(5 * time.Microsecond)
-
 	perCompletion = 256 // the unit of means of completions is 1/256: what a mean over eight loses by rounding must not matter
 
-	paying     = 8   // finds for which a stretch of polling was worth its beginning and end
-	payingWake = 32  // the same where finds wake: so many show how many completions a find brings
-	maxBackoff = 256 // notifications between two tries
+	paying     = 8  // finds for which a stretch of polling was worth its beginning and end
+	maxBackoff = 32 // notifications between two tries
 )
 
 // lostTime is how much time away between two polls counts in full: when others want the CPU who yields waits for all of them,
@@ -47,91 +42,78 @@ const (
 // the tests, which others' load would rule.
 var lostTime = int64(200 * time.Microsecond)
 
-// woken notes what a notification brought. Polling finds fewer at a time, being quicker: what it saves is that part of a notification.
-func (p *pace) woken(work int) {
-	p.perWake += (perCompletion*int64(min(max(work, 1), 64)) - p.perWake) / 8
-}
-
 // found notes that a poll that ended at time at found work.
-func (p *pace) found(work int, at int64) {
+func (p *pace) found(at int64) {
 	p.cost += (p.vain - p.cost) / 8
-	p.batch += (perCompletion*int64(min(work, 64)) - p.batch) / 8
 	p.vain, p.polled, p.last = 0, at, at
 	p.finds++
 }
 
 // tries reports whether to poll on behind a notification, or in place of one.
-func (p *pace) tries() bool {
+func (i *Instance) tries() bool {
+	p := &i.pace
 	if p.resting > 0 {
 		p.resting--
 		return false
 	}
-	return true
+	return !i.waited.Load() || p.gauge.way(now(), &i.count.completions)
 }
 
-// begin notes that polling begins, or goes on after a time that was not spent on it; wakes: by a goroutine for others, which a find has to wake.
-func (p *pace) begin(at int64, wakes bool) {
-	p.polled, p.last, p.wakes = at, at, wakes
+// begin notes that polling begins, or goes on after a time that was not spent on it.
+func (p *pace) begin(at int64, awaited bool) {
+	p.polled, p.last, p.gauged = at, at, awaited
 	if p.finds == 0 {
-		p.batch = p.perWake             // until polling shows what it finds
-		p.cost = min(p.cost, p.worth()) // else it would end at once
+		p.cost = min(p.cost, vainWorth) // else it would end at once
 	}
 }
 
 // begun reports whether polling has begun and not ended since.
 func (p *pace) begun() bool { return p.polled != 0 }
 
-// moved notes a poll that ended at time at and found no completion but moved packets: that is work, which waiting for a notification would not have
-// saved.
-func (p *pace) moved(at int64) { p.polled, p.last = at, at }
-
-// pays is pace.pays after a poll of the instance.
+// pays reports whether to poll on at time at, after a poll that found the queue empty in the end, or from the beginning.
 func (i *Instance) pays(work int, at, linger int64) bool {
+	p := &i.pace
 	if work == 0 && i.mover != nil && i.mover.Moved() {
-		i.pace.moved(at)
+		// It moved packets: that is work, which waiting for a notification would not have saved.
+		p.polled, p.last = at, at
 	}
-	return i.pace.pays(work, at, linger)
+	return p.pays(work, at, linger, &i.count.completions)
 }
 
-// pays reports whether to poll on at time at, after a poll that found the queue empty in the end, or from the beginning.
-func (p *pace) pays(work int, at, linger int64) bool {
+func (p *pace) pays(work int, at, linger int64, completions *atomic.Uint64) bool {
+	lost := false
 	if work == 0 {
 		away := at - p.polled
-		if away < lostTime {
+		if lost = away >= lostTime; !lost {
 			away = min(away, vainPoll)
 		}
 		p.vain += away
 	}
 	p.polled = at
-	if worth := p.worth(); p.cost <= worth && p.vain <= 4*worth && at-p.last < linger {
+	var pays bool
+	if p.gauged {
+		pays = !lost && p.gauge.way(at, completions)
+	} else {
+		pays = p.cost <= vainWorth && p.vain <= 4*vainWorth
+	}
+	if pays && at-p.last < linger {
 		return true
 	}
-	p.ended()
+	p.ended(lost)
 	return false
 }
 
-// worth is the time in vain that a find is worth: that of a notification. Where goroutines have to be woken for each find, too, it is the part of that
-// which a notification spends on as many completions, and what they save by coming together, less the waking.
-func (p *pace) worth() int64 {
-	if !p.wakes {
-		return vainWorth
-	}
-	batch, perWake := max(p.batch, perCompletion), max(p.perWake, perCompletion)
-	return max(0, vainWorth*min(batch, perWake)/perWake+findSaves*batch/perCompletion-findWakes)
-}
-
-// ended notes that the queue is armed again.
-func (p *pace) ended() {
-	enough := paying
-	if p.wakes {
-		enough = payingWake
-	}
-	if p.finds >= enough {
+// ended notes that the queue is armed again; lost: because others want the CPU.
+func (p *pace) ended(lost bool) {
+	if p.finds >= paying || p.gauged && !lost {
 		p.backoff /= 2
 	} else {
 		p.backoff = min(max(1, 2*p.backoff), maxBackoff)
 	}
 	p.resting, p.finds, p.vain, p.polled = p.backoff, 0, 0, 0
+	if p.gauged && !lost {
+		p.resting = 0
+	}
 }
 
 // Adaptive polling, in units of 1/256 completion.
@@ -185,7 +167,7 @@ func (i *Instance) serveAdaptive() {
 	}
 	began := now()
 	slice, budget := began, i.cfg.Budget
-	tried := i.cfg.Linger > 0 && i.pace.tries()
+	tried := i.cfg.Linger > 0 && i.tries()
 	polling := a.perWake >= enterAt && tried
 	if polling {
 		i.count.pollEntered.Add(1)
@@ -204,14 +186,13 @@ func (i *Instance) serveAdaptive() {
 		if t.work > 0 {
 			lastFind = at
 			if woken >= 0 && verdict != gone && (polling || lingering) {
-				i.pace.found(t.work, at)
+				i.pace.found(at)
 			}
 		}
 		if verdict == idle {
 			if woken < 0 {
 				woken = total
-				i.pace.woken(int(woken))
-				i.pace.begin(at, i.parked.Load() > 0)
+				i.pace.begin(at, i.waited.Load())
 			}
 			if polling && at-began >= window {
 				a.perWindow += (found*perCompletion*window/(at-began) - a.perWindow) / 8

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -628,8 +629,8 @@ func TestWeightBeginsPolling(t *testing.T) {
 	i.pace.resting = 100
 	i.CQ().(*nullCQ).complete(make([]verbs.WorkCompletion, 1)...)
 	// Before Start the test is the disabler, who owns the instance.
-	if work, _ := p.serve(i); work != 1 || !i.pace.begun() || !i.pace.wakes || i.pace.backoff != 0 {
-		t.Errorf("%d completions, pace %+v", work, i.pace)
+	if work, _ := p.serve(i); work != 1 || !i.pace.begun() || i.pace.backoff != 0 {
+		t.Errorf("%d completions, begun %v, backoff %d", work, i.pace.begun(), i.pace.backoff)
 	}
 }
 
@@ -847,5 +848,39 @@ func TestWaitAny(t *testing.T) {
 	cycle()
 	if n := testing.AllocsPerRun(1000, cycle); n != 0 && !raceEnabled {
 		t.Errorf("%v allocations per wait", n)
+	}
+}
+
+// TestBatches: the handler gets DefaultBatch completions at a time, and half of what was found between two empty polls where that was more; with a Batch that
+// holds all, as where there is one CPU, it gets what the weight allows.
+func TestBatches(t *testing.T) {
+	for _, c := range []struct {
+		batch int
+		want  []int
+	}{
+		{0, []int{16, 14, 16, 16, 16, 16, 16, 16, 4, 32, 18, 25, 5}},
+		{maxBatch, []int{30, 32, 32, 32, 4, 32, 18, 30}},
+	} {
+		var got []int
+		i, err := New(nullDevice{}, 256, Config{Batch: c.batch, Weight: 32}, func(wcs []verbs.WorkCompletion) { got = append(got, len(wcs)) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer i.Close()
+		if c.batch == 0 { // whatever CPUs there are
+			i.cfg.Batch, i.batch = DefaultBatch, DefaultBatch
+		}
+		// Before Start the test is the disabler, who owns the instance.
+		for _, n := range []int{30, 100, 50, 30} {
+			i.CQ().(*nullCQ).complete(make([]verbs.WorkCompletion, n)...)
+			for {
+				if tn := (turn{weight: 32}); i.run(&tn) == idle {
+					break
+				}
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("batch %d: the handler got %v, want %v", c.batch, got, c.want)
+		}
 	}
 }

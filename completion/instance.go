@@ -3,6 +3,7 @@ package completion
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +15,9 @@ import (
 const (
 	DefaultWeight = 32  // blk-iopoll's weight in its published measurements
 	DefaultBudget = 256 // irq_poll's total budget, IB_POLL_BUDGET_IRQ
-	maxBatch      = 64
+	// DefaultBatch is IB_POLL_BATCH.
+	DefaultBatch = 16
+	maxBatch     = 64
 
 	// DefaultSlice bounds a turn in time, as irq_poll_softirq does with one jiffy.
 	DefaultSlice = time.Millisecond
@@ -39,6 +42,9 @@ type Config struct {
 	Mode   Mode
 	Weight int // completions per turn; 0: DefaultWeight
 	Vector int // completion vector of the queue; chooses the default Poller too
+	// Batch is how many completions the handler gets at once, at most. What it posts for a batch leaves behind it, so that the peer has something to
+	// do while the next is handled. 0: DefaultBatch; where the process has one CPU only, on which no peer of the same machine could, 64.
+	Batch int
 	// Budget and Slice bound what one wake-up of Interrupt, Thread and Adaptive does before others get a
 	// turn. 0: DefaultBudget completions, DefaultSlice. A Poller has its own.
 	Budget int
@@ -77,6 +83,7 @@ type Instance struct {
 	state      state
 	armed      atomic.Bool  // a notification is due; may stay set until the notification has been taken
 	parked     atomic.Int32 // goroutines blocked in Wait
+	waited     atomic.Bool  // some goroutine has been in Wait
 	unattended atomic.Int64 // requests whose completion nobody waits for
 	mode       atomic.Uint32
 	handedOver atomic.Bool   // ownership is on its way to the notification goroutine
@@ -91,6 +98,8 @@ type Instance struct {
 	handler  Handler
 	wcs      []verbs.WorkCompletion
 	weight   int
+	batch    int       // most completions of the next batch
+	found    int       // completions since the queue was last seen empty
 	next     *Instance // in a Poller's list or mailbox
 	pace     pace
 	adaptive adaptive
@@ -145,6 +154,7 @@ func newInstance(cq verbs.CompletionQueue, ch verbs.CompletionChannel, cfg Confi
 	i := &Instance{
 		cq: cq, channel: ch, cfg: cfg, handler: h,
 		weight:   cfg.Weight,
+		batch:    cfg.Batch,
 		wcs:      make([]verbs.WorkCompletion, min(cfg.Weight, maxBatch)),
 		disabled: make(chan struct{}, 1),
 		kick:     make(chan struct{}, 1),
@@ -155,7 +165,7 @@ func newInstance(cq verbs.CompletionQueue, ch verbs.CompletionChannel, cfg Confi
 	i.guard = time.AfterFunc(time.Hour, i.guardExpired)
 	i.guard.Stop()
 	i.state.word.Store(owned) // by the disabler that Start will be
-	i.mode.Store(uint32(cfg.Mode))
+	i.enter(cfg.Mode)
 	return i
 }
 
@@ -163,12 +173,19 @@ func (c *Config) fill() error {
 	if c.Mode >= modes {
 		return fmt.Errorf("completion: %v is no mode", c.Mode)
 	}
-	if c.Weight < 0 || c.Budget < 0 || c.Slice < 0 {
-		return fmt.Errorf("completion: weight %d, budget %d and slice %v must not be negative", c.Weight, c.Budget, c.Slice)
+	if c.Weight < 0 || c.Batch < 0 || c.Budget < 0 || c.Slice < 0 {
+		return fmt.Errorf("completion: weight %d, batch %d, budget %d and slice %v must not be negative", c.Weight, c.Batch, c.Budget, c.Slice)
 	}
 	if c.Weight == 0 {
 		c.Weight = DefaultWeight
 	}
+	if c.Batch == 0 {
+		c.Batch = DefaultBatch
+		if runtime.NumCPU() == 1 {
+			c.Batch = maxBatch
+		}
+	}
+	c.Batch = min(c.Batch, maxBatch)
 	if c.Budget == 0 {
 		c.Budget = DefaultBudget
 	}
@@ -268,7 +285,7 @@ func (i *Instance) SetMode(m Mode) error {
 		return nil
 	}
 	if !i.started {
-		i.mode.Store(uint32(m))
+		i.enter(m)
 		return nil
 	}
 	i.disableLocked()
@@ -277,12 +294,19 @@ func (i *Instance) SetMode(m Mode) error {
 	i.stopExecutor(old)
 	if err := i.startExecutor(m); err != nil {
 		if back := i.startExecutor(old); back != nil {
-			i.mode.Store(uint32(Interrupt)) // needs no executor of its own
+			i.enter(Interrupt) // needs no executor of its own
 		}
 		return err
 	}
-	i.mode.Store(uint32(m))
+	i.enter(m)
 	return nil
+}
+
+// enter is for who owns the instance.
+func (i *Instance) enter(m Mode) {
+	i.mode.Store(uint32(m))
+	i.pace.gauge = &i.pace.gauges[m]
+	i.pace.gauge.restart()
 }
 
 // startExecutor and stopExecutor are called by the disabler, so nobody dispatches meanwhile.

@@ -367,13 +367,13 @@ func (p *Poller) turn() {
 // when serve returns.
 func (p *Poller) serve(i *Instance) (work int, at int64) {
 	if !i.pace.begun() { // a notification brought more than the weight: no matter how long polling was to rest
-		i.pace.begin(now(), true)
+		i.pace.begin(now(), i.waited.Load())
 	}
 	t := turn{weight: i.weight}
 	verdict := i.run(&t)
 	at = now()
 	if t.work > 0 && verdict != gone { // a disabler may have taken the instance when its weight was used up
-		i.pace.found(t.work, at)
+		i.pace.found(at)
 	}
 	if verdict == idle {
 		t.phase = arming
@@ -396,12 +396,9 @@ func (i *Instance) serveFirst(p *Poller) {
 	if t.work == 0 {
 		i.count.barren.Add(1)
 	}
-	if verdict != gone { // else it is another's, and its pace too
-		i.pace.woken(t.work)
-	}
-	lingering := verdict == idle && i.cfg.Linger > 0 && !i.crowded() && i.pace.tries()
+	lingering := verdict == idle && i.cfg.Linger > 0 && !i.crowded() && i.tries()
 	if lingering {
-		i.pace.begin(now(), true)
+		i.pace.begin(now(), i.waited.Load())
 	}
 	for lingering {
 		t.phase = spent
@@ -415,7 +412,7 @@ func (i *Instance) serveFirst(p *Poller) {
 		case verdict != idle: // the weight was used up, or it is another's now
 			lingering = false
 		case t.work > 0:
-			i.pace.found(t.work, now())
+			i.pace.found(now())
 			t.phase = spent
 			verdict = i.run(&t)
 			lingering = false

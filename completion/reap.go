@@ -94,7 +94,7 @@ func (i *Instance) step(t *turn) {
 
 	case reaping:
 		// __ib_process_cq: batches until the queue is empty or the budget is used up.
-		want := min(len(i.wcs), t.weight-t.work)
+		want := min(len(i.wcs), i.batch, t.weight-t.work)
 		n := i.cq.Poll(i.wcs[:want])
 		i.count.polls.Add(1)
 		if n == 0 {
@@ -103,6 +103,11 @@ func (i *Instance) step(t *turn) {
 			i.count.completions.Add(uint64(n))
 			i.deliver(i.wcs[:n])
 			t.work += n
+			i.found += n
+		}
+		if n < want {
+			i.batch = max(i.cfg.Batch, i.found/2)
+			i.found = 0
 		}
 		switch {
 		case t.work >= t.weight:

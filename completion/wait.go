@@ -159,7 +159,7 @@ func (i *Instance) spin() time.Duration {
 		return 0
 	case i.cfg.Spin > 0:
 		return i.cfg.Spin
-	case i.Mode() == Adaptive && (i.crowded() || i.crowd.blocks()):
+	case i.Mode() == Adaptive && (i.crowded() || i.crowd.blocks() || i.pace.gauges[Adaptive].arms.Load()):
 		return 0
 	}
 	return DefaultDirectSpin // at the most: in mode Adaptive the leader's pace ends it before
@@ -172,6 +172,9 @@ func (i *Instance) Wait(w *Waiter, deadline time.Time) bool {
 		return true
 	}
 	w.prepare()
+	if !i.waited.Load() {
+		i.waited.Store(true)
+	}
 	if !i.Mode().polledByWaiters() {
 		return i.waitBlocked(w, deadline)
 	}
@@ -278,10 +281,10 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 	// In mode Adaptive polling must also be worth it.
 	paced := i.cfg.Spin == 0 && i.Mode() == Adaptive
 	if paced {
-		if !i.pace.tries() {
+		if !i.tries() {
 			until, paced, w.rests = 0, false, true
 		}
-		i.pace.begin(now(), false)
+		i.pace.begin(now(), true)
 	}
 	for budget := i.cfg.Budget; ; {
 		if w.take() {
@@ -296,8 +299,8 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 		at := now()
 		if paced {
 			if t.work > 0 {
-				i.pace.found(t.work, at)
-			} else if !i.pays(0, at, int64(DefaultLinger)) {
+				i.pace.found(at)
+			} else if !i.pays(0, at, int64(DefaultDirectSpin)) {
 				until, paced, w.rests = 0, false, true
 			}
 		}

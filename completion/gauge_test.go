@@ -1,0 +1,202 @@
+package completion
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"srp-initiator/rdma/verbs"
+)
+
+// load is what an instance costs in each way, arming and polling.
+type load struct {
+	cpu  [2]float64 // ns per completion
+	rate [2]float64 // completions per second
+}
+
+// bout lets a gauge decide under a load for a time: both are as they are on average, and each 100 us of them up to 40 % off. It returns how large a part of the
+// time was spent polling.
+func bout(g *gauge, at *int64, done *uint64, cpu *float64, l load, d time.Duration, rng *rand.Rand) float64 {
+	polled, all, carry := 0, 0, 0.0
+	for end := *at + int64(d); *at < end; all++ {
+		w := 0
+		if g.polls {
+			w = 1
+			polled++
+		}
+		*at += int64(100 * time.Microsecond)
+		n := l.rate[w]*100e-6*(0.6+0.8*rng.Float64()) + carry
+		carry = n - float64(int(n))
+		*done += uint64(n)
+		*cpu += float64(int(n)) * l.cpu[w] * (0.6 + 0.8*rng.Float64())
+		if *at >= g.until {
+			g.turn(*at, *done, int64(*cpu))
+		}
+	}
+	return float64(polled) / float64(all)
+}
+
+// TestGauge: the cheaper way is found and nearly all of the time spent on it, at high rates and low ones, and again when the load changes. What gets more done in
+// the same time may cost as much more, and of equal ways it is polling.
+func TestGauge(t *testing.T) {
+	const k = 1000
+	for _, tc := range []struct {
+		name  string
+		load  load
+		polls bool
+		waste float64 // of the time, on the other way, once the verdict is settled
+	}{
+		{"polling costs half", load{[2]float64{20 * k, 10 * k}, [2]float64{50 * k, 50 * k}}, true, 0.02},
+		{"polling costs twice", load{[2]float64{10 * k, 20 * k}, [2]float64{50 * k, 50 * k}}, false, 0.02},
+		{"polling costs a tenth more", load{[2]float64{10 * k, 11 * k}, [2]float64{100 * k, 100 * k}}, false, 0.04},
+		{"polling costs a tenth less", load{[2]float64{11 * k, 10 * k}, [2]float64{100 * k, 100 * k}}, true, 0.04},
+		{"equal", load{[2]float64{10 * k, 10 * k}, [2]float64{300 * k, 300 * k}}, true, 0.5},
+		{"few", load{[2]float64{60 * k, 200 * k}, [2]float64{500, 500}}, false, 0.2},
+		{"few, polling is cheaper", load{[2]float64{60 * k, 20 * k}, [2]float64{500, 500}}, true, 0.2},
+		{"polling costs a tenth more and gets half as much more done", load{[2]float64{10 * k, 11 * k}, [2]float64{100 * k, 150 * k}}, true, 0.04},
+		{"polling costs a tenth less and gets half done", load{[2]float64{11 * k, 10 * k}, [2]float64{100 * k, 50 * k}}, false, 0.04},
+	} {
+		var g gauge
+		at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+		bout(&g, &at, &done, &cpu, tc.load, 2*time.Second, rng)
+		part := bout(&g, &at, &done, &cpu, tc.load, 20*time.Second, rng)
+		if !tc.polls {
+			part = 1 - part
+		}
+		if part < 1-tc.waste {
+			t.Errorf("%s: %.3f of the time on the right way, want %.3f", tc.name, part, 1-tc.waste)
+		}
+		// The opposite at another rate.
+		other := load{[2]float64{tc.load.cpu[1], tc.load.cpu[0]}, [2]float64{3 * tc.load.rate[1], 3 * tc.load.rate[0]}}
+		if tc.name == "equal" {
+			continue
+		}
+		bout(&g, &at, &done, &cpu, other, time.Second, rng)
+		if part = bout(&g, &at, &done, &cpu, other, 10*time.Second, rng); tc.polls {
+			part = 1 - part
+		}
+		if part < 1-tc.waste-0.01 {
+			t.Errorf("%s, then the opposite: %.3f of the time on the right way, want %.3f", tc.name, part, 1-tc.waste)
+		}
+	}
+}
+
+// TestGaugeFindsChangedCosts: at the same rate of completions a change of what the ways cost is noticed by the trials that go on.
+func TestGaugeFindsChangedCosts(t *testing.T) {
+	var g gauge
+	at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+	rates := [2]float64{50000, 50000}
+	bout(&g, &at, &done, &cpu, load{[2]float64{20000, 10000}, rates}, 10*time.Second, rng)
+	bout(&g, &at, &done, &cpu, load{[2]float64{10000, 20000}, rates}, 10*time.Second, rng)
+	if part := bout(&g, &at, &done, &cpu, load{[2]float64{10000, 20000}, rates}, 10*time.Second, rng); part > 0.02 {
+		t.Errorf("%.3f of the time polling, ten seconds after it had become the dearer way", part)
+	}
+}
+
+// TestGaugeOfStandstills: a machine that stands still now and then does not make the gauge try the dearer way more often.
+func TestGaugeOfStandstills(t *testing.T) {
+	var g gauge
+	at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+	l := load{[2]float64{10000, 20000}, [2]float64{50000, 50000}}
+	bout(&g, &at, &done, &cpu, l, 2*time.Second, rng)
+	var part float64
+	for range 100 {
+		part += bout(&g, &at, &done, &cpu, l, 100*time.Millisecond, rng) / 100
+		at += int64(20 * time.Millisecond)
+		if at >= g.until {
+			g.turn(at, done, int64(cpu))
+		}
+	}
+	if part > 0.03 {
+		t.Errorf("%.3f of the time polling", part)
+	}
+}
+
+// TestGaugeRestarts: after another mode what was known holds, without a trial; what is not known yet is tried.
+func TestGaugeRestarts(t *testing.T) {
+	var g gauge
+	at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+	l := load{[2]float64{10000, 20000}, [2]float64{50000, 50000}}
+	if part := bout(&g, &at, &done, &cpu, l, 30*time.Millisecond, rng); part < 0.2 || part > 0.8 {
+		t.Errorf("%.2f of the first 30 ms polling: no trials", part)
+	}
+	bout(&g, &at, &done, &cpu, l, 2*time.Second, rng)
+	at, done, cpu = at+int64(time.Second), done+1e6, cpu+1e9 // served in another mode
+	g.restart()
+	if part := bout(&g, &at, &done, &cpu, l, 200*time.Millisecond, rng); part > 0 {
+		t.Errorf("%.2f of the time behind it polling", part)
+	}
+}
+
+// TestWaitersFollowTheGauge: in mode Adaptive who comes to wait blocks at once while the verdict is to arm, and polls while it is not.
+func TestWaitersFollowTheGauge(t *testing.T) {
+	i, _ := open(t, 64, Config{Mode: Adaptive}, func([]verbs.WorkCompletion) {})
+	var w Waiter
+	wait := func() uint64 {
+		before := i.Stats().Leads
+		i.Wait(&w, time.Now().Add(time.Millisecond))
+		return i.Stats().Leads - before
+	}
+	if wait() == 0 {
+		t.Error("nobody polled before anything was known")
+	}
+	i.pace.gauges[Adaptive].arms.Store(true)
+	if n := wait(); n != 0 {
+		t.Errorf("%d waiters polled against the verdict", n)
+	}
+}
+
+// TestGaugeIsTheModes: what was learnt in one mode does not rule another.
+func TestGaugeIsTheModes(t *testing.T) {
+	i, _ := open(t, 64, Config{Mode: Adaptive}, func([]verbs.WorkCompletion) {})
+	g := i.pace.gauge
+	if err := i.SetMode(Poll); err != nil {
+		t.Fatal(err)
+	}
+	if i.pace.gauge == g {
+		t.Error("mode poll goes by adaptive's verdict")
+	}
+}
+
+// TestGaugeAllocatesNothing and is cheap while nothing ends.
+func TestGaugeAllocatesNothing(t *testing.T) {
+	var g gauge
+	var done atomic.Uint64
+	at := int64(time.Second)
+	if n := testing.AllocsPerRun(10000, func() {
+		at += int64(10 * time.Microsecond)
+		done.Add(3)
+		g.way(at, &done)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestGaugeWaitsForWork: a trial says nothing before it has seen some completions, and nothing at all where there are none.
+func TestGaugeWaitsForWork(t *testing.T) {
+	var g gauge
+	at := int64(time.Second)
+	g.turn(at, 0, 0) // begins
+	at = g.until
+	g.turn(at, 0, 0) // settled
+	at = g.until
+	g.turn(at, trialWork-1, 1e6)
+	if g.trial != 0 || g.done[1] != 0 {
+		t.Errorf("a trial of %d completions in %v was counted", trialWork-1, time.Duration(trialTime))
+	}
+	if at = g.until; at > int64(time.Second)+int64(20*time.Millisecond) {
+		t.Errorf("the next look is only %v later", time.Duration(at)-time.Second)
+	}
+	g.turn(at, trialWork, 1e6)
+	if g.trial != 1 || g.done[1] != trialWork {
+		t.Errorf("trial %d, %v completions: one that had seen %d was not counted", g.trial, g.done[1], trialWork)
+	}
+	for range 1000 {
+		at += int64(longTrial)
+		g.turn(at, trialWork, 1e6)
+	}
+	if g.same != 0 {
+		t.Errorf("%d verdicts without a completion", g.same)
+	}
+}
