@@ -47,7 +47,7 @@ const (
 	firstSpell  = int64(8 * time.Millisecond)
 	longSpell   = int64(256 * time.Millisecond) // where the ways are equal; nine times that where one costs 2.7 times the other
 	windowTime  = int64(8 * time.Millisecond)   // between two looks at the load
-	loadChanged = 2                             // the factor from which it is another,
+	loadChanged = 1.4                           // the factor from which it is another,
 	oddWindows  = 3                             // in so many windows in a row: machines stand still now and then
 
 	// favour is what polling may cost more and is still preferred, for its answers come sooner: half of the 2 % below which nobody calls two costs different.
@@ -83,6 +83,9 @@ func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 		return
 	case g.settling:
 		g.count(at, completions, cpu)
+		return
+	case g.trial == spell && work < trialWork && took < longTrial:
+		g.until = at + windowTime
 		return
 	case g.trial == spell:
 		g.look(at, completions, float64(work)/float64(took))
@@ -174,10 +177,15 @@ func (g *gauge) judge() {
 		g.cost += (cost - g.cost) / 4
 		g.gain += (gain - g.gain) / 4
 	}
-	d := g.cost - math.Copysign(max(0, math.Abs(g.gain)-chance), g.gain)
-	if best := d < favour; best != g.best {
+	d := dearer(g.cost, g.gain)
+	if best := d < favour; best != g.best || best != (dearer(cost, gain) < favour) { // what these trials say alone may be news
 		g.best, g.length = best, firstSpell
 	}
 	g.rate, g.same = g.rateOf(g.best), min(g.same+1, 100)
 	g.length = min(2*g.length, int64(float64(longSpell)*(1+8*math.Abs(d))))
+}
+
+// dearer is how much more polling costs, as a logarithm, less what it gets done more.
+func dearer(cost, gain float64) float64 {
+	return cost - math.Copysign(max(0, math.Abs(gain)-chance), gain)
 }
