@@ -43,7 +43,7 @@ const (
 	trialTime   = int64(3 * time.Millisecond)
 	settleTime  = int64(2 * time.Millisecond)   // in which a peer notices
 	trialWork   = 48                            // completions that a trial must see,
-	longTrial   = int64(200 * time.Millisecond) // unless it takes so long
+	longTrial   = int64(200 * time.Millisecond) // unless it takes so long; nothing is measured where nobody asks for so long
 	firstSpell  = int64(8 * time.Millisecond)
 	longSpell   = int64(256 * time.Millisecond) // where the ways are equal; nine times that where one costs 2.7 times the other
 	windowTime  = int64(8 * time.Millisecond)   // between two looks at the load
@@ -84,6 +84,14 @@ func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 	case g.settling:
 		g.count(at, completions, cpu)
 		return
+	case at-g.until > longTrial: // the load has paused: that says nothing about the way, and does not count as time of a spell
+		if g.trial != spell {
+			g.count(at, completions, cpu)
+			return
+		}
+		g.ends += at - g.until
+		g.at, g.work, g.until = at, completions, at+windowTime
+		return
 	case g.trial == spell && work < trialWork && took < longTrial:
 		g.until = at + windowTime
 		return
@@ -105,7 +113,7 @@ func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 	if g.polls {
 		w = 1
 	}
-	g.spent[w] += float64(cpu - g.cpu)
+	g.spent[w] += float64(max(0, cpu-g.cpu)) // its logarithm must be a number, whatever the clock does
 	g.took[w] += float64(took)
 	g.done[w] += float64(work)
 	switch g.trial++; g.trial {

@@ -1,6 +1,7 @@
 package completion
 
 import (
+	"math"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -109,6 +110,64 @@ func TestGaugeOfStandstills(t *testing.T) {
 	}
 	if part > 0.03 {
 		t.Errorf("%.3f of the time polling", part)
+	}
+}
+
+// TestGaugeOfPauses: where the load comes in bursts, as short as the trials take, pauses of any length between them, in which the process does something else,
+// make neither a verdict wrong nor the bursts trials.
+func TestGaugeOfPauses(t *testing.T) {
+	for _, pause := range []time.Duration{500 * time.Millisecond, 10 * time.Second, 5 * time.Hour} {
+		for _, polls := range []bool{true, false} {
+			l := load{[2]float64{10000, 20000}, [2]float64{50000, 50000}}
+			if polls {
+				l.cpu = [2]float64{20000, 10000}
+			}
+			var g gauge
+			at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+			part, wrong := 0.0, 0
+			for n := range 300 {
+				p := bout(&g, &at, &done, &cpu, l, time.Duration((0.5+rng.Float64())*20e6), rng)
+				if n >= 100 {
+					part += p / 200
+					if g.best != polls {
+						wrong++
+					}
+				}
+				d := (0.5 + rng.Float64()) * float64(pause)
+				at += int64(d)
+				cpu += d / 20
+			}
+			if !polls {
+				part = 1 - part
+			}
+			if wrong > 0 || part < 0.95 {
+				t.Errorf("pauses of %v, polling is right %v: %d of 200 verdicts wrong, %.3f of the time on the right way", pause, polls, wrong, part)
+			}
+		}
+	}
+}
+
+// TestGaugeOfFalseClocks: a CPU clock that stands still, or falls back now and then, does not keep the gauge from working once it is right.
+func TestGaugeOfFalseClocks(t *testing.T) {
+	for _, fall := range []float64{0, 1e9} {
+		var g gauge
+		at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+		l := load{[2]float64{20000, 10000}, [2]float64{50000, 50000}}
+		still := l
+		if fall == 0 {
+			still.cpu = [2]float64{}
+		}
+		for range 300 {
+			bout(&g, &at, &done, &cpu, still, 9*time.Millisecond, rng)
+			cpu -= fall
+		}
+		if math.IsNaN(g.cost) || g.length < firstSpell {
+			t.Errorf("fall %v: log of costs %v, spells of %v", fall, g.cost, time.Duration(g.length))
+		}
+		bout(&g, &at, &done, &cpu, l, 10*time.Second, rng)
+		if part := bout(&g, &at, &done, &cpu, l, 10*time.Second, rng); part < 0.95 {
+			t.Errorf("fall %v: %.3f of the time polling, which is the cheaper", fall, part)
+		}
 	}
 }
 
