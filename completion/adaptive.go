@@ -167,7 +167,7 @@ func (i *Instance) serveAdaptive() {
 	}
 	began := now()
 	slice, budget := began, i.cfg.Budget
-	tried := i.cfg.Linger > 0 && i.tries()
+	tried := i.tries() && i.cfg.Linger > 0 // asked in any case: while waiters block at once nobody else asks the gauge
 	polling := a.perWake >= enterAt && tried
 	if polling {
 		i.count.pollEntered.Add(1)

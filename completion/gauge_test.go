@@ -205,6 +205,27 @@ func TestWaitersFollowTheGauge(t *testing.T) {
 	}
 }
 
+// TestBlockedWaitersMoveTheGauge: while waiters block at once, notifications alone move the gauge, whether or not the instance lingers: else a trial of arming
+// would never end.
+func TestBlockedWaitersMoveTheGauge(t *testing.T) {
+	for _, linger := range []time.Duration{0, -1} {
+		var w Waiter
+		i, q := open(t, 64, Config{Mode: Adaptive, Linger: linger}, func([]verbs.WorkCompletion) { w.Signal() })
+		i.waited.Store(true)
+		arms := &i.pace.gauges[Adaptive].arms
+		arms.Store(true)
+		for n := 0; arms.Load(); n++ {
+			if n == 100 {
+				t.Fatalf("linger %v: waiters block for ever", linger)
+			}
+			q.complete(verbs.WorkCompletion{})
+			if !i.Wait(&w, time.Now().Add(stall)) {
+				t.Fatal("a completion was left waiting")
+			}
+		}
+	}
+}
+
 // TestGaugeIsTheModes: what was learnt in one mode does not rule another.
 func TestGaugeIsTheModes(t *testing.T) {
 	i, _ := open(t, 64, Config{Mode: Adaptive}, func([]verbs.WorkCompletion) {})
