@@ -237,14 +237,9 @@ func (d *Device) flushOrDefer(now rc.Time) {
 	d.flush(now)
 }
 
-// crossesOver reports that what was held back is enough for the peer to begin with, on its own CPU. Each time within a turn it takes twice as much: then
-// there is more under way than either end handles at a time, and the peer has something to do anyway.
-func (d *Device) crossesOver() bool {
-	if !d.apart || d.tx.packets < d.deferAtMost {
-		return false
-	}
-	return true
-}
+// crossesOver reports that what is held back is enough for the peer to begin with, on its own CPU. It is as much as the peer sent together: where that is more
+// than deferAtFirst, more is under way than either end handles at a time, and the peer has something to do anyway.
+func (d *Device) crossesOver() bool { return d.apart && d.tx.packets >= d.deferAtMost }
 
 func (d *Device) flushDeferred() {
 	if d.deferred {
