@@ -542,9 +542,10 @@ func TestProcsOfLockedThread(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{"e1": "1 CPU", "e1 --procs 2": "2 CPUs", "e4": "3 CPUs", "e4 --procs 1": "1 CPU"} {
-		out, errs, code := runs(t, "", append(append([]string{"experiment"}, strings.Fields(args)...), url, "-l", "1", "--runtime", "3ms", "--rounds", "1", "-d", "softroce")...)
-		if want := "initiator on " + want + " at once"; code != 0 || !strings.Contains(out, want) {
-			t.Errorf("%s: exit code %d, no %q in %s%s", args, code, want, out, errs)
+		// Not the exit code: where the machine has other work, no command may be done in 3 ms, and a point fails.
+		out, errs, _ := runs(t, "", append(append([]string{"experiment"}, strings.Fields(args)...), url, "-l", "1", "--runtime", "3ms", "--rounds", "1", "-d", "softroce")...)
+		if want := "initiator on " + want + " at once"; !strings.Contains(out, want) {
+			t.Errorf("%s: no %q in %s%s", args, want, out, errs)
 		}
 	}
 }
