@@ -11,7 +11,7 @@ import (
 // machine, the peer, and how dear it is to wake a goroutine, so no constant can tell. Both are tried, each twice for a few milliseconds, in an order in which
 // what drifts meets both:
 //
-//	trials: best, other, other, best -> verdict
+//	trials: best, other, other, best -> verdict, or best, other when that is plain
 //	spell:  the better way, for twice as long each time the verdict was the same, at most as long as the load is
 //
 // Trials of the worse way are 3 % of the time or less, and the less, the worse it is. The verdict goes by the CPU time per completion, that of the whole process:
@@ -25,7 +25,7 @@ type gauge struct {
 	settling bool // the way has changed: what follows is not counted yet
 	best     bool // polling is
 	trial    int8 // 0 to 3; spell: no trial
-	odd      int8 // windows of the spell in a row in which the load was another
+	odd      int8 // windows of the spell in a row in which the load was larger, or with a minus smaller
 	same     int8 // verdicts in a row
 	at       int64
 	work     uint64 // completions at at,
@@ -34,8 +34,9 @@ type gauge struct {
 	length   int64  // of spells
 	// Of these trials, arming and polling: CPU time and time in ns, completions.
 	spent, took, done [2]float64
-	// What the verdict was made from: completions per ns, and means of log(polling / arming) of the CPU time per completion and of completions per time.
-	rate, cost, gain float64
+	// Means of log(polling / arming) of the CPU time per completion and of the completions per time, over the verdicts at one load.
+	cost, gain float64
+	rate       float64 // that load: the mean of completions per ns in the windows; 0: not known yet
 }
 
 const (
@@ -45,13 +46,15 @@ const (
 	trialWork   = 48                            // completions that a trial must see,
 	longTrial   = int64(200 * time.Millisecond) // unless it takes so long; nothing is measured where nobody asks for so long
 	firstSpell  = int64(8 * time.Millisecond)
-	longSpell   = int64(256 * time.Millisecond) // where the ways are equal; nine times that where one costs 2.7 times the other
+	longSpell   = int64(256 * time.Millisecond) // where the ways are equal; twelve times that where one costs twice as much
 	windowTime  = int64(8 * time.Millisecond)   // between two looks at the load
 	loadChanged = 1.4                           // the factor from which it is another,
 	oddWindows  = 3                             // in so many windows in a row: machines stand still now and then
 
 	// favour is what polling may cost more and is still preferred, for its answers come sooner: half of the 2 % below which nobody calls two costs different.
 	favour = 0.01
+	// plainly is how much dearer, as a logarithm, needs no second look.
+	plainly = 0.3
 	// chance is how far two rates may be apart, as a logarithm, that are the same.
 	chance = 0.15
 )
@@ -67,18 +70,21 @@ func (g *gauge) way(at int64, completions *atomic.Uint64) bool {
 	return g.polls
 }
 
-// restart forgets the trial under way: the instance has been served in another way meanwhile.
+// restart forgets the trials under way: the instance has been served in another way meanwhile.
 func (g *gauge) restart() { g.until = 0 }
 
 // turn ends what was to end at time at, and begins what comes next.
 func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 	work, took := completions-g.work, at-g.at
 	switch {
-	case g.until == 0 && g.same > 1: // what was known holds until the load says otherwise
+	case g.until == 0 && g.same > 1 && g.trial == spell: // what was known holds for what was left of the spell
+		left := g.ends - g.at
 		g.beginSpell(at, completions)
+		g.ends = at + left
 		return
 	case g.until == 0:
-		g.beginTrials(true)
+		g.best = g.best || g.same == 0
+		g.beginTrials()
 		g.settling, g.until = true, at+settleTime
 		return
 	case g.settling:
@@ -121,6 +127,11 @@ func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 		g.polls = !g.polls
 		g.settling, g.until = true, at+settleTime
 	case 2:
+		if g.plain() {
+			g.judge()
+			g.beginSpell(at, completions)
+			return
+		}
 		g.count(at, completions, cpu)
 	case 4:
 		g.judge()
@@ -129,12 +140,9 @@ func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 }
 
 // beginTrials begins with the way that is thought to be the better; at first with polling.
-func (g *gauge) beginTrials(first bool) {
-	g.trial = 0
+func (g *gauge) beginTrials() {
+	g.trial, g.polls = 0, g.best
 	g.spent, g.took, g.done = [2]float64{}, [2]float64{}, [2]float64{}
-	if g.polls = g.best; first && g.same == 0 {
-		g.polls = true
-	}
 }
 
 // count begins the part of a trial that counts.
@@ -151,20 +159,25 @@ func (g *gauge) beginSpell(at int64, completions uint64) {
 
 // look ends a window of a spell, in which there were rate completions per ns, and the spell if it is over or the load another.
 func (g *gauge) look(at int64, completions uint64, rate float64) {
-	if g.sameLoad(rate) {
+	switch {
+	case g.rate == 0:
+		g.rate = rate
+	case rate >= g.rate*loadChanged:
+		g.odd = max(g.odd, 0) + 1
+	case g.rate >= rate*loadChanged:
+		g.odd = min(g.odd, 0) - 1
+	default:
 		g.odd = 0
-	} else {
-		g.odd++
+		g.rate += (rate - g.rate) / 4
 	}
-	if at >= g.ends || g.odd >= oddWindows {
-		g.beginTrials(false)
+	if other := g.odd >= oddWindows || g.odd <= -oddWindows; other || at >= g.ends {
+		if other {
+			g.same = 0
+		}
+		g.beginTrials()
 		return
 	}
 	g.at, g.work, g.until = at, completions, at+windowTime
-}
-
-func (g *gauge) sameLoad(rate float64) bool {
-	return rate < g.rate*loadChanged && g.rate < rate*loadChanged
 }
 
 // rateOf is the completions per ns of a way in these trials.
@@ -175,25 +188,40 @@ func (g *gauge) rateOf(polls bool) float64 {
 	return g.done[0] / g.took[0]
 }
 
+// plain reports, after a trial of each way, that the other way is so much the dearer, as before, that a second look would only cost.
+func (g *gauge) plain() bool {
+	d := math.Log((g.spent[1]/g.done[1] + 1) / (g.spent[0]/g.done[0] + 1))
+	if g.best {
+		d = -d
+	}
+	return g.same > 1 && d > plainly && g.rateOf(g.best) > g.rateOf(!g.best)*(1-chance)
+}
+
 // judge says which way is the better, from these trials and those before them at the same load.
 func (g *gauge) judge() {
-	cost := math.Log((g.spent[1]/g.done[1] + 1) / (g.spent[0]/g.done[0] + 1))
-	gain := math.Log(g.rateOf(true) / g.rateOf(false))
-	if g.same == 0 || !g.sameLoad(g.rateOf(g.best)) {
-		g.cost, g.gain, g.same, g.length = cost, gain, 0, firstSpell
+	cost := bounded(math.Log((g.spent[1]/g.done[1] + 1) / (g.spent[0]/g.done[0] + 1)))
+	gain := bounded(math.Log(g.rateOf(true) / g.rateOf(false)))
+	if g.same == 0 { // nothing is known, of this load at least
+		g.cost, g.gain, g.rate, g.length = cost, gain, 0, firstSpell
 	} else {
 		g.cost += (cost - g.cost) / 4
 		g.gain += (gain - g.gain) / 4
 	}
 	d := dearer(g.cost, g.gain)
 	if best := d < favour; best != g.best || best != (dearer(cost, gain) < favour) { // what these trials say alone may be news
+		if best != g.best {
+			g.rate = 0 // the way may change it
+		}
 		g.best, g.length = best, firstSpell
 	}
-	g.rate, g.same = g.rateOf(g.best), min(g.same+1, 100)
-	g.length = min(2*g.length, int64(float64(longSpell)*(1+8*math.Abs(d))))
+	g.same = min(g.same+1, 100)
+	g.length = min(2*g.length, int64(float64(longSpell)*(1+16*math.Abs(d))))
 }
 
 // dearer is how much more polling costs, as a logarithm, less what it gets done more.
 func dearer(cost, gain float64) float64 {
 	return cost - math.Copysign(max(0, math.Abs(gain)-chance), gain)
 }
+
+// bounded keeps one verdict, in whose trials the machine may have stood still, from outweighing the next ones.
+func bounded(x float64) float64 { return min(max(x, -0.7), 0.7) }

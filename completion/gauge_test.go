@@ -47,8 +47,8 @@ func TestGauge(t *testing.T) {
 		polls bool
 		waste float64 // of the time, on the other way, once the verdict is settled
 	}{
-		{"polling costs half", load{[2]float64{20 * k, 10 * k}, [2]float64{50 * k, 50 * k}}, true, 0.02},
-		{"polling costs twice", load{[2]float64{10 * k, 20 * k}, [2]float64{50 * k, 50 * k}}, false, 0.02},
+		{"polling costs half", load{[2]float64{20 * k, 10 * k}, [2]float64{50 * k, 50 * k}}, true, 0.004},
+		{"polling costs twice", load{[2]float64{10 * k, 20 * k}, [2]float64{50 * k, 50 * k}}, false, 0.004},
 		{"polling costs a tenth more", load{[2]float64{10 * k, 11 * k}, [2]float64{100 * k, 100 * k}}, false, 0.04},
 		{"polling costs a tenth less", load{[2]float64{11 * k, 10 * k}, [2]float64{100 * k, 100 * k}}, true, 0.04},
 		{"equal", load{[2]float64{10 * k, 10 * k}, [2]float64{300 * k, 300 * k}}, true, 0.5},
@@ -171,6 +171,21 @@ func TestGaugeOfFalseClocks(t *testing.T) {
 	}
 }
 
+// TestGaugeOfOneStandstill: a trial during which the machine stood still does not rule the verdicts behind it for long.
+func TestGaugeOfOneStandstill(t *testing.T) {
+	var g gauge
+	at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+	l := load{[2]float64{10000, 12000}, [2]float64{50000, 50000}}
+	bout(&g, &at, &done, &cpu, l, 200*time.Millisecond, rng)
+	for g.polls || g.trial == spell || g.settling { // to a trial of arming, which loses most of its time
+		bout(&g, &at, &done, &cpu, l, 100*time.Microsecond, rng)
+	}
+	at += int64(100 * time.Millisecond)
+	if part := bout(&g, &at, &done, &cpu, l, 400*time.Millisecond, rng); part > 0.35 {
+		t.Errorf("%.2f of the next 0.4 s polling, for a fifth more", part)
+	}
+}
+
 // TestGaugeRestarts: after another mode what was known holds, without a trial; what is not known yet is tried.
 func TestGaugeRestarts(t *testing.T) {
 	var g gauge
@@ -180,10 +195,17 @@ func TestGaugeRestarts(t *testing.T) {
 		t.Errorf("%.2f of the first 30 ms polling: no trials", part)
 	}
 	bout(&g, &at, &done, &cpu, l, 2*time.Second, rng)
+	if g.trial != spell {
+		bout(&g, &at, &done, &cpu, l, 50*time.Millisecond, rng)
+	}
 	at, done, cpu = at+int64(time.Second), done+1e6, cpu+1e9 // served in another mode
 	g.restart()
-	if part := bout(&g, &at, &done, &cpu, l, 200*time.Millisecond, rng); part > 0 {
-		t.Errorf("%.2f of the time behind it polling", part)
+	left := time.Duration(g.ends - g.at)
+	if part := bout(&g, &at, &done, &cpu, l, left-10*time.Millisecond, rng); part > 0 {
+		t.Errorf("%.3f of the next %v polling, what was left of the spell", part, left)
+	}
+	if part := bout(&g, &at, &done, &cpu, l, 40*time.Millisecond, rng); part == 0 {
+		t.Errorf("no trial after that")
 	}
 }
 
@@ -230,6 +252,57 @@ func TestBlockedWaitersMoveTheGauge(t *testing.T) {
 			if !i.Wait(&w, time.Now().Add(stall)) {
 				t.Fatal("a completion was left waiting")
 			}
+		}
+	}
+}
+
+// TestGaugeOfStints: an instance that is in the mode for 70 ms at a time, as in a comparison of short rounds, spends no more of it on trials than one that stays.
+func TestGaugeOfStints(t *testing.T) {
+	var g gauge
+	at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+	l := load{[2]float64{10000, 15000}, [2]float64{50000, 50000}}
+	var part float64
+	const stints, learning = 300, 50
+	for n := range stints {
+		p := bout(&g, &at, &done, &cpu, l, 70*time.Millisecond, rng)
+		if n >= learning {
+			part += p / (stints - learning)
+		}
+		at, done, cpu = at+int64(70*time.Millisecond), done+3500, cpu+35e6
+		g.restart()
+	}
+	if part > 0.02 {
+		t.Errorf("%.3f of the time polling", part)
+	}
+	if g.same < 10 {
+		t.Errorf("%d verdicts", g.same)
+	}
+}
+
+// TestGaugeLooksOnce: where the other way is plainly the dearer again, it is tried once, else twice.
+func TestGaugeLooksOnce(t *testing.T) {
+	for _, c := range []struct {
+		cpu  [2]float64
+		once bool
+	}{
+		{[2]float64{10000, 25000}, true}, {[2]float64{25000, 10000}, true}, {[2]float64{10000, 10500}, false}, {[2]float64{10500, 10000}, false},
+	} {
+		var g gauge
+		at, done, cpu, rng := int64(time.Second), uint64(0), 0.0, rand.New(rand.NewPCG(1, 2))
+		l := load{c.cpu, [2]float64{50000, 50000}}
+		step := func() { bout(&g, &at, &done, &cpu, l, 100*time.Microsecond, rng) }
+		bout(&g, &at, &done, &cpu, l, 3*time.Second, rng)
+		for g.trial == spell {
+			step()
+		}
+		best, other := g.best, time.Duration(0)
+		for ; g.trial != spell; step() {
+			if g.polls != best {
+				other += 100 * time.Microsecond
+			}
+		}
+		if once := other < 7*time.Millisecond; once != c.once {
+			t.Errorf("%v: the other way for %v", c.cpu, other)
 		}
 	}
 }

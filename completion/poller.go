@@ -388,44 +388,52 @@ func (p *Poller) serve(i *Instance) (work int, at int64) {
 	return t.work, at
 }
 
+// looksInPlace is how often the notification goroutine looks again itself when its arm has missed something: an entry or two are not worth waking the poller.
+const looksInPlace = 8
+
 // serveFirst is what follows a notification, in the notification goroutine. The instance goes to the poller when it has more work than its
 // weight, or still finds some after others had their turn; else it is armed again, and no poller has been woken for it.
 func (i *Instance) serveFirst(p *Poller) {
-	t := turn{weight: i.weight, here: true}
-	verdict := i.run(&t)
-	if t.work == 0 {
-		i.count.barren.Add(1)
-	}
-	lingering := verdict == idle && i.cfg.Linger > 0 && !i.crowded() && i.tries()
-	if lingering {
-		i.pace.begin(now(), i.waited.Load())
-	}
-	for lingering {
-		t.phase = spent
-		if verdict = i.run(&t); verdict == gone {
-			return
+	for looks := 0; ; looks++ {
+		t := turn{weight: i.weight, here: true}
+		verdict := i.run(&t)
+		if t.work == 0 && looks == 0 {
+			i.count.barren.Add(1)
 		}
-		giveWay()
-		t = turn{weight: i.weight, here: true}
-		verdict = i.run(&t)
-		switch {
-		case verdict != idle: // the weight was used up, or it is another's now
-			lingering = false
-		case t.work > 0:
-			i.pace.found(now())
+		lingering := verdict == idle && i.cfg.Linger > 0 && !i.crowded() && i.tries()
+		if lingering {
+			i.pace.begin(now(), i.waited.Load())
+		}
+		for lingering {
 			t.phase = spent
+			if verdict = i.run(&t); verdict == gone {
+				return
+			}
+			giveWay()
+			t = turn{weight: i.weight, here: true}
 			verdict = i.run(&t)
-			lingering = false
-		default:
-			lingering = i.pays(0, now(), int64(i.cfg.Linger))
+			switch {
+			case verdict != idle: // the weight was used up, or it is another's now
+				lingering = false
+			case t.work > 0:
+				i.pace.found(now())
+				t.phase = spent
+				verdict = i.run(&t)
+				lingering = false
+			default:
+				lingering = i.pays(0, now(), int64(i.cfg.Linger))
+			}
 		}
-	}
-	if verdict == idle {
-		t.phase = arming
-		verdict = i.run(&t)
-	}
-	if verdict == tail {
-		t.phase, t.poller = pushing, p
-		i.run(&t)
+		if verdict == idle {
+			t.phase = arming
+			if verdict = i.run(&t); verdict == tail && looks < looksInPlace {
+				continue
+			}
+		}
+		if verdict == tail {
+			t.phase, t.poller = pushing, p
+			i.run(&t)
+		}
+		return
 	}
 }
