@@ -1,8 +1,8 @@
 package bench
 
 // The published experiments, re-run. Every point of an experiment compares variants (completion settings) under one workload in alternating
-// rounds; the published figures for the same point stand beside ours. Every variant has a session of its own, logged in once; only one
-// runs at a time.
+// rounds; the published figures for the same point stand beside ours. Variants that differ in the mode alone take turns on one session, each other has
+// its own, logged in once.
 
 import (
 	"context"
@@ -26,6 +26,14 @@ type Setting struct {
 	Name   string
 	Config completion.Config
 	Budget int // of the Poller in mode Poll
+}
+
+// onlyMode reports that a setting is a mode and the defaults. Such settings share a session: what is idle beside it, armed, would have a thread woken for each
+// packet of a mode that polls.
+func (s *Setting) onlyMode() bool {
+	c := &s.Config
+	return (c.Weight == 0 || c.Weight == completion.DefaultWeight) && (s.Budget == 0 || s.Budget == completion.DefaultBudget) &&
+		c.Batch == 0 && c.Budget == 0 && c.Slice == 0 && c.Poller == nil && c.Linger == 0 && !c.LockThread && c.Spin == 0 && !c.Hybrid && c.IdleGuard == 0
 }
 
 // Published is a figure that somebody printed, for one point and one variant.
@@ -213,9 +221,17 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 		ss     []*srp.Session
 	}
 	sides := make([]side, len(e.Settings))
+	shared := -1 // the first of those settings that differ in the mode alone: they take turns on one session
 	for k, set := range e.Settings {
 		cfg := set.Config
-		if cfg.Mode == completion.Poll && cfg.Poller == nil {
+		if set.onlyMode() {
+			if shared >= 0 {
+				sides[k] = sides[shared]
+				continue
+			}
+			shared, cfg = k, completion.Config{Mode: cfg.Mode}
+		}
+		if !set.onlyMode() && cfg.Mode == completion.Poll && cfg.Poller == nil {
 			if cfg.Poller, err = completion.NewPoller(completion.PollerConfig{Budget: set.Budget}); err != nil {
 				return nil, err
 			}
@@ -308,7 +324,13 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 		}
 		variants := make([]Variant, len(sides))
 		for k, side := range sides {
+			mode := e.Settings[k].Config.Mode
 			variants[k] = Variant{Name: e.Settings[k].Name, Run: func(ctx context.Context) (*Result, error) {
+				for _, s := range append(side.ss, side.s) {
+					if err := s.SetMode(mode); err != nil {
+						return nil, err
+					}
+				}
 				if e.Stacked {
 					return RunDevice(ctx, side.stripe, side.ss, w)
 				}

@@ -259,6 +259,35 @@ func TestConnectionLostInPoint(t *testing.T) {
 	}
 }
 
+// TestModesShareASession: settings that differ in the mode alone take turns on one session, in their modes; each other setting has its own.
+func TestModesShareASession(t *testing.T) {
+	target := startTarget(t, "ram:16m", "ram:16m")
+	for name, want := range map[string]int{"e1": 1, "e2": 3, "e3": 1, "e3s": 2, "e4": 1, "matrix": 1} {
+		e, err := bench.ExperimentNamed(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Points = e.Points[:1]
+		opened, open := 0, opener(t, target)
+		count := func(ctx context.Context, cfg completion.Config, units int) (*srp.Session, []*disk.Disk, func() error, error) {
+			opened++
+			return open(ctx, cfg, units)
+		}
+		rep, err := e.Run(t.Context(), count, bench.Options{Rounds: 1, Runtime: 20 * time.Millisecond, MayWrite: true})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if opened != want {
+			t.Errorf("%s: %d sessions, want %d", name, opened, want)
+		}
+		for k, v := range rep.Points[0].Variants {
+			if mode := e.Settings[k].Config.Mode.String(); v.Rounds[0].Mode != mode {
+				t.Errorf("%s: %s ran in mode %s, want %s", name, v.Name, v.Rounds[0].Mode, mode)
+			}
+		}
+	}
+}
+
 // TestInterruptedExperiment: what was finished when ctx ended is reported beside the reason.
 func TestInterruptedExperiment(t *testing.T) {
 	why := errors.New("enough")

@@ -4,5 +4,7 @@ set -eu
 url="srp://$VMTEST_SRPT_ADDR/$VMTEST_SRPT_ID"
 for name in $EXPERIMENTS; do
 	echo "=== $name"
-	srp-initiator experiment "$name" --device rxe0 --lun2 300 --rounds "$ROUNDS" --runtime "$RUNTIME" --markdown "$url"
+	second=
+	case $name in e3*) second="--lun2 300" ;; esac # the other half of a stripe
+	srp-initiator experiment "$name" --device rxe0 $second --rounds "$ROUNDS" --runtime "$RUNTIME" --markdown "$url"
 done
