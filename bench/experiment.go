@@ -28,8 +28,8 @@ type Setting struct {
 	Budget int // of the Poller in mode Poll
 }
 
-// onlyMode reports that a setting is a mode and the defaults. Such settings share a session: what is idle beside it, armed, would have a thread woken for each
-// packet of a mode that polls.
+// onlyMode reports that a setting is a mode and the defaults. Such settings share a session: beside idle sessions, whose channels the target has armed, a thread of
+// the target's would be woken for each packet of the one that it polls.
 func (s *Setting) onlyMode() bool {
 	c := &s.Config
 	return (c.Weight == 0 || c.Weight == completion.DefaultWeight) && (s.Budget == 0 || s.Budget == completion.DefaultBudget) &&

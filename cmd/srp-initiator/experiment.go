@@ -22,9 +22,9 @@ import (
 var experimentVerb = &verb{
 	name: "experiment", args: "NAME TARGET",
 	short: "re-run a published experiment on completion modes",
-	long: `Runs a named experiment on a logical unit and sets its figures beside the published ones. Each completion setting gets a
-session of its own, with an initiator_ext of its own (that of TARGET or 0, and those that follow it): a target with an access list has to
-know them. The settings take turns, --rounds times for each point. What the machine was, and the command, go into every report.
+	long: `Runs a named experiment on a logical unit and sets its figures beside the published ones. Completion settings that differ in
+the mode alone share a session; each other (the budgets of e2) and each member of e3s gets one of its own, with an initiator_ext of its
+own (that of TARGET or 0, and those that follow it): a target with an access list has to know them. The settings take turns, --rounds times for each point. What the machine was, and the command, go into every report.
 While it measures, this program uses one CPU at a time; e4 all, for it asks whether another one helps. --procs says otherwise (see bench).
 ` + verdictText + `
 
@@ -182,7 +182,7 @@ func experimentText() string {
 	return b.String()
 }
 
-// opener logs in once per completion setting and member of a stripe. The units of a stripe are --lun and --lun2. On one device all would
+// opener logs in for an experiment, once per session. The units of a stripe are --lun and --lun2. On one device all would
 // have one initiator port identifier, and a login for a single channel ends the sessions that its initiator port has (SRP, 5.1.3.1: multi-channel
 // action 0): so each takes the next first half.
 func (f *connectFlags) opener(e *env, luns []*lunFlag, t srp.TargetPort, o srp.LoginOptions) bench.Opener {
