@@ -203,6 +203,23 @@ func TestReportIntervals(t *testing.T) {
 	}
 }
 
+// TestBesidesSayVerdicts: beside a published ratio ours has its verdict in words, whatever it is.
+func TestBesidesSayVerdicts(t *testing.T) {
+	for verdict, other := range map[string][]float64{
+		bench.Higher: {120, 121, 122, 123, 124, 125}, bench.Lower: {70, 71, 72, 73, 74, 75}, bench.WithinNoise: {80, 90, 100, 110, 120, 130},
+	} {
+		rep := bench.Report{Rounds: 6, Points: []bench.PointResult{{Label: "p", Series: "s", Variants: compared(t, slices.Repeat([]float64{100}, 6), other),
+			Published: []bench.Published{{Setting: "interrupt", Metric: "iops", Value: 10}, {Setting: "thread", Metric: "iops", Value: 12}}}}}
+		var text bytes.Buffer
+		if err := rep.WriteText(&text); err != nil {
+			t.Fatal(err)
+		}
+		if want := "], " + verdict + ")\n"; !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, text.String())
+		}
+	}
+}
+
 // TestIdleRounds: a round without commands has no latency and no CPU time per command, and is in no ratio.
 func TestIdleRounds(t *testing.T) {
 	at := map[string]int{}

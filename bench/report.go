@@ -138,7 +138,11 @@ func (rep *Report) writePublished(w io.Writer, p *PointResult) {
 		for _, b := range p.besides(metric) {
 			fmt.Fprintf(w, "  %s %s / %s", b.Setting, figure(b.Value), figure(b.ours))
 			if b.ratio != nil {
-				fmt.Fprintf(w, " (x%.2f / x%s)", b.publishedRatio, b.ratio)
+				fmt.Fprintf(w, " (x%.2f / x%s", b.publishedRatio, b.ratio)
+				if b.ratio.Differs() { // which bold says in Markdown
+					fmt.Fprintf(w, ", %s", b.ratio.Verdict)
+				}
+				fmt.Fprint(w, ")")
 			}
 		}
 		fmt.Fprintln(w)

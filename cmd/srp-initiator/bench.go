@@ -264,13 +264,16 @@ func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
 	first := c.Options().Completion.Mode
 	r, err := bench.Run(e.ctx, c.Session, d, w)
 	if r == nil || r.Interrupted && r.Commands == 0 {
+		if e.ctx.Err() != nil {
+			err = fmt.Errorf("%w; nothing was measured until then", err)
+		}
 		return err
 	}
 	if err == nil && r.Commands == 0 {
 		return fmt.Errorf("no command began and ended within %s: want a longer --runtime", w.Runtime)
 	}
 	if names := c.modesIn(first, r.Began, r.Ended); len(names) > 1 {
-		r.Mode = "switched: " + strings.Join(names, " -> ")
+		r.Mode = switchedModes(names)
 	} else {
 		r.Mode = names[0]
 	}
@@ -293,6 +296,20 @@ func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
 		fmt.Fprintf(e.stdout, "  verified       %s\n", bench.Counted(r.Verified, "command"))
 	}
 	return err
+}
+
+// switchedModes names the modes of a run, in their order; of many only the first ones and the last.
+func switchedModes(names []string) string {
+	const shown = 6
+	changes := len(names) - 1
+	if len(names) > shown {
+		names = append(append(names[:shown-2:shown-2], "..."), names[changes])
+	}
+	text := "switched: " + strings.Join(names, " -> ")
+	if changes >= shown {
+		text += fmt.Sprintf(" (%d changes)", changes)
+	}
+	return text
 }
 
 // shownJSON prints what a run gave; the exit code tells of err, which ended it.

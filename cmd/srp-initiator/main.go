@@ -411,5 +411,6 @@ Lower cmd_tmo, or --timeout, to know sooner.
 func (e *env) printJSON(v any) error {
 	enc := json.NewEncoder(e.stdout)
 	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false) // who reads it is no browser
 	return enc.Encode(v)
 }

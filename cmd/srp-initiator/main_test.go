@@ -428,6 +428,37 @@ func TestInterruptedBench(t *testing.T) {
 	}
 }
 
+// TestSwitchedModes: of many modes the first and the last are named, and how many changes there were.
+func TestSwitchedModes(t *testing.T) {
+	modes := strings.Fields("adaptive interrupt thread poll direct adaptive interrupt")
+	for n, want := range map[int]string{
+		2: "switched: adaptive -> interrupt",
+		6: "switched: adaptive -> interrupt -> thread -> poll -> direct -> adaptive",
+		7: "switched: adaptive -> interrupt -> thread -> poll -> ... -> interrupt (6 changes)",
+	} {
+		if got := switchedModes(slices.Clone(modes[:n])); got != want {
+			t.Errorf("%d modes: %q, want %q", n, got, want)
+		}
+	}
+}
+
+// TestInterruptedBeforeMeasuring: a run that ends in its ramp says that it has nothing to show.
+func TestInterruptedBeforeMeasuring(t *testing.T) {
+	cmd := command("bench", emulate(t, ""), "--runtime", "30s", "--ramp-time", "30s", "-d", "softroce")
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	awake(t, cmd)
+	time.Sleep(900 * time.Millisecond) // into the ramp; before it there is nothing to show either
+	cmd.Process.Signal(syscall.SIGINT)
+	cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != exitSIGINT || !strings.Contains(errs.String(), "interrupted by SIGINT; nothing was measured until then") {
+		t.Errorf("exit code %d, %q", code, errs.String())
+	}
+}
+
 // A result that is about more than one mode says so.
 func TestModeSignal(t *testing.T) {
 	url := emulate(t, "")
