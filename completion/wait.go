@@ -456,6 +456,9 @@ func WaitAny(w *Waiter, deadline time.Time, members []*Instance) bool {
 	began := now()
 	until := began
 	for k, i := range members {
+		if !i.waited.Load() {
+			i.waited.Store(true)
+		}
 		if !i.Mode().polledByWaiters() {
 			until = began
 			break
