@@ -2,6 +2,8 @@ package bench
 
 import (
 	"bufio"
+	"fmt"
+	"math/bits"
 	"os"
 	"runtime"
 	"strconv"
@@ -15,8 +17,9 @@ import (
 
 // Machine is what a figure depends on besides the program: recorded with every report.
 type Machine struct {
-	CPU         string  `json:"cpu"`  // model name of the first one
-	CPUs        int     `json:"cpus"` // this process may use
+	CPU         string  `json:"cpu"`              // model name of the first one
+	CPUs        int     `json:"cpus"`             // this process might use when it began
+	Pinned      string  `json:"pinned,omitempty"` // the CPUs it may use now, if they are fewer: "1" or "0,2"
 	MemoryMiB   int64   `json:"memory_mib"`
 	Hypervisor  bool    `json:"hypervisor"` // the CPU says that it is a virtual one
 	Kernel      string  `json:"kernel"`     // release and build
@@ -58,6 +61,7 @@ func ThisMachine() Machine {
 		}
 		return false
 	})
+	m.Pinned = pinned(m.CPUs)
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
@@ -68,6 +72,29 @@ func ThisMachine() Machine {
 	}
 	m.Version = ProgramVersion()
 	return m
+}
+
+// pinned lists the CPUs that the calling thread may use, "" if they are as many as all.
+func pinned(all int) string {
+	var set unix.CPUSet
+	if unix.SchedGetaffinity(0, &set) != nil || set.Count() >= all {
+		return ""
+	}
+	var cpus []string
+	for c := range len(set) * bits.UintSize {
+		if set.IsSet(c) {
+			cpus = append(cpus, strconv.Itoa(c))
+		}
+	}
+	return strings.Join(cpus, ",")
+}
+
+// cpusText says how many CPUs there were, and to which of them the process was pinned.
+func (m *Machine) cpusText() string {
+	if m.Pinned == "" {
+		return Counted(m.CPUs, "CPU")
+	}
+	return fmt.Sprintf("%s, pinned to %s", Counted(m.CPUs, "CPU"), m.Pinned)
 }
 
 // ProgramVersion says what the program was built from.

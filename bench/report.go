@@ -22,8 +22,8 @@ var ratioMetrics = []string{"iops", "lat_mean", "cpu_per_io"}
 func (rep *Report) WriteText(w io.Writer) error {
 	m := rep.Machine
 	fmt.Fprintf(w, "%s: %s\n  published: %s\n  question:  %s\n", rep.Experiment, rep.Title, rep.Source, rep.Question)
-	fmt.Fprintf(w, "  machine:   %s, %d CPUs, %d MiB, virtual: %v, load average %.2f\n  system:    %s, Linux %s, %s\n  program:   %s; device %s; target %s\n",
-		m.CPU, m.CPUs, m.MemoryMiB, m.Hypervisor, m.LoadAverage, m.OS, m.Kernel, m.Go, m.Version, m.Device, m.Target)
+	fmt.Fprintf(w, "  machine:   %s, %s, %d MiB, virtual: %v, load average %.2f\n  system:    %s, Linux %s, %s\n  program:   %s; device %s; target %s\n",
+		m.CPU, m.cpusText(), m.MemoryMiB, m.Hypervisor, m.LoadAverage, m.OS, m.Kernel, m.Go, m.Version, m.Device, m.Target)
 	if len(rep.Command) > 0 {
 		fmt.Fprintf(w, "  command:   %s\n", CommandLine(rep.Command))
 	}
@@ -221,8 +221,8 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 	if len(rep.Command) > 0 {
 		fmt.Fprintf(&b, "`%s`\n\n", CommandLine(rep.Command))
 	}
-	fmt.Fprintf(&b, "%s, %d CPUs (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %s of %d ms, alternating; %s. Medians; ratios are to the first variant, within rounds: median %s; %s. Differences are in bold.\n\n",
-		m.CPU, m.CPUs, m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, rep.procsText(), bracketText(rep.Rounds), Rule)
+	fmt.Fprintf(&b, "%s, %s (virtual: %v), load average %.1f; Linux %s; %s; program %s; %s to %s; %s; %s of %d ms, alternating; %s. Medians; ratios are to the first variant, within rounds: median %s; %s. Differences are in bold.\n\n",
+		m.CPU, m.cpusText(), m.Hypervisor, m.LoadAverage, m.Kernel, m.Go, m.Version, m.Device, m.Target, m.Time, Counted(rep.Rounds, "round"), rep.RuntimeMS, rep.procsText(), bracketText(rep.Rounds), Rule)
 	if rep.Interrupted != "" {
 		fmt.Fprintf(&b, "Ended before its end: %s.\n\n", rep.Interrupted)
 	}

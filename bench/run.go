@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -408,18 +409,37 @@ const longestNap = 20 * time.Millisecond
 
 func tv(t syscall.Timeval) float64 { return float64(t.Nano()) / 1e9 }
 
+// together is the time in which what is due is due at once, where there is a rate. Waking for each of 100,000 commands per second would take the whole CPU, and
+// hide what the modes cost; and if it were left to the clock's granularity which commands come together, it would depend on the mode.
+const together = 50 * time.Microsecond
+
 // loop is one job's life in the measured part.
 func (j *job) loop() error {
 	r := j.r
-	var interval time.Duration
+	var interval time.Duration // between groups of commands that are due together
+	group := 1
 	if r.w.Rate > 0 {
-		interval = time.Duration(float64(time.Second) * float64(r.w.Jobs) / r.w.Rate)
+		each := float64(time.Second) * float64(r.w.Jobs) / r.w.Rate
+		group = int(math.Ceil(float64(together) / each))
+		interval = time.Duration(float64(group) * each)
+		// Else what is due in less than a millisecond would be submitted with all that is due until then.
+		alarm, err := completion.NewAlarm()
+		if err != nil {
+			j.fail(err)
+			return err
+		}
+		j.waiter.SetAlarm(alarm)
+		defer func() {
+			j.waiter.SetAlarm(nil)
+			alarm.Close()
+		}()
 	}
 	due := r.begin
 	if interval > 0 {
 		due = due.Add(interval * time.Duration(j.index) / time.Duration(r.w.Jobs)) // jobs take turns
 	}
 	j.last = time.Now()
+	left := group // of the commands due at due
 	for {
 		now := time.Now()
 		over := r.stop.Load() || !r.end.IsZero() && !now.Before(r.end)
@@ -434,7 +454,9 @@ func (j *job) loop() error {
 			j.prepare(s, now)
 			j.batch = append(j.batch, &s.Command)
 			if interval > 0 {
-				due = due.Add(interval)
+				if left--; left == 0 {
+					due, left = due.Add(interval), group
+				}
 			}
 		}
 		if err := j.submitAll(); err != nil {
@@ -458,8 +480,12 @@ func (j *job) loop() error {
 					j.drain()
 					return j.err
 				}
-				j.last = time.Now()                          // nothing is under way: no stall
-				time.Sleep(min(time.Until(due), longestNap)) // the end may come before the next command is due
+				j.last = time.Now() // nothing is under way: no stall
+				if nap := now.Add(longestNap); due.Before(nap) {
+					j.waiter.Wait(due)
+				} else {
+					j.waiter.Wait(nap) // the end may come before the next command is due
+				}
 				continue
 			}
 			r.s.Wait(j.index+1, &j.waiter, until)

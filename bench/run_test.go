@@ -228,6 +228,23 @@ func TestRate(t *testing.T) {
 	}
 }
 
+// TestRateIsEven: with a rate each command is submitted when it is due, by itself, or with those of the same 50 us and no others: with Go's own
+// timers, which wake an idle process a millisecond late, half as many again would come together.
+func TestRateIsEven(t *testing.T) {
+	for _, m := range []completion.Mode{completion.Interrupt, completion.Direct} {
+		s, d := open(t, m, "ram:16m")
+		for _, c := range []struct{ rate, most, least float64 }{{2000, 1, 0.7}, {100000, 0.25, 0}} { // doorbells per command
+			r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 512, Depth: 16, Jobs: 1, Runtime: 500 * time.Millisecond, Rate: c.rate})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := float64(r.Channels.Doorbells) / float64(r.Channels.Commands); got > c.most || got < c.least {
+				t.Errorf("%v, %.0f commands per second: rung for %.2f of them, want %.2f to %.2f", m, c.rate, got, c.least, c.most)
+			}
+		}
+	}
+}
+
 func TestCancel(t *testing.T) {
 	s, d := open(t, completion.Interrupt, "ram:16m")
 	ctx, cancel := context.WithCancel(t.Context())

@@ -884,3 +884,44 @@ func TestBatches(t *testing.T) {
 		}
 	}
 }
+
+// TestAlarm: a Wait with an Alarm ends within a millisecond of its deadline, by which Go's timers are late, also the next one, and at once for a signal; a second
+// Wait by the same Alarm goes by Go's timers.
+func TestAlarm(t *testing.T) {
+	a, err := NewAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	var w Waiter
+	w.SetAlarm(a)
+	late := make([]time.Duration, 0, 101)
+	for len(late) < cap(late) {
+		deadline := time.Now().Add(100 * time.Microsecond)
+		if w.Wait(deadline) {
+			t.Fatal("signaled by nobody")
+		}
+		if d := time.Since(deadline); d < 0 {
+			t.Fatalf("%v before the deadline", -d)
+		} else {
+			late = append(late, d)
+		}
+	}
+	slices.Sort(late)
+	if late[50] > 900*time.Microsecond {
+		t.Errorf("late by %v, median of %d", late[50], len(late))
+	}
+	go w.Signal()
+	if began := time.Now(); !w.Wait(began.Add(time.Hour)) || time.Since(began) > time.Minute {
+		t.Errorf("signaled, and %v in Wait", time.Since(began))
+	}
+	a.mu.Lock()
+	if began := time.Now(); w.Wait(began.Add(time.Millisecond)) || time.Since(began) < time.Millisecond {
+		t.Errorf("without the alarm %v in Wait", time.Since(began))
+	}
+	a.mu.Unlock()
+	deadline := time.Now()
+	if n := testing.AllocsPerRun(100, func() { w.Wait(deadline.Add(time.Since(deadline) + 50*time.Microsecond)) }); n != 0 && !raceEnabled {
+		t.Errorf("%v allocations per Wait", n)
+	}
+}

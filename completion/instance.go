@@ -118,6 +118,7 @@ type Instance struct {
 	stopping atomic.Bool
 	notifier chan struct{} // closed when the notification goroutine has ended
 	guard    *time.Timer
+	alarm    *Alarm // Config.Hybrid: ends a waiter's nap
 
 	mu      sync.Mutex // guards what follows; held while a disabler waits
 	depth   int        // nested disables; New counts as one until Start
@@ -137,16 +138,26 @@ func New(ctx verbs.Context, capacity int, cfg Config, h Handler) (*Instance, err
 	if h == nil {
 		return nil, errors.New("completion: no handler")
 	}
+	var alarm *Alarm
+	if cfg.Hybrid {
+		var err error
+		if alarm, err = NewAlarm(); err != nil {
+			return nil, err
+		}
+	}
 	ch, err := ctx.CreateCompletionChannel()
 	if err != nil {
+		alarm.Close()
 		return nil, fmt.Errorf("completion: create channel: %w", err)
 	}
 	cq, err := ctx.CreateCQ(verbs.CQInit{Capacity: capacity, Channel: ch, Vector: cfg.Vector})
 	if err != nil {
 		ch.Close()
+		alarm.Close()
 		return nil, fmt.Errorf("completion: create queue of %d entries: %w", capacity, err)
 	}
 	i := newInstance(cq, ch, cfg, h)
+	i.alarm = alarm
 	return i, nil
 }
 
@@ -383,6 +394,8 @@ func (i *Instance) Close() error {
 		return fmt.Errorf("completion: destroy queue: %w", err)
 	}
 	i.closed = true
+	i.alarm.Close()
+	i.alarm = nil
 	if err := i.channel.Close(); err != nil {
 		return fmt.Errorf("completion: close channel: %w", err)
 	}

@@ -16,6 +16,7 @@ type Waiter struct {
 	state atomic.Uint32
 	wake  chan struct{} // made by the first wait that blocks; one token
 	timer *time.Timer
+	alarm *Alarm // in place of the timer; nil: none
 
 	// Guarded by followers.mu.
 	prev, next *Waiter
@@ -68,6 +69,8 @@ func (w *Waiter) block(deadline time.Time) bool {
 		<-w.wake
 	} else if left := time.Until(deadline); left <= 0 {
 		inTime = false
+	} else if on, ok := w.byAlarm(left); ok {
+		inTime = on
 	} else {
 		if w.timer == nil {
 			w.timer = time.NewTimer(left)
@@ -83,6 +86,16 @@ func (w *Waiter) block(deadline time.Time) bool {
 	}
 	w.state.CompareAndSwap(waiterBlocked, waiterIdle)
 	return inTime
+}
+
+// SetAlarm makes w's deadlines go by a, which must outlive its Waits; nil: by Go's timers, which may be a millisecond late. Nobody may be in Wait.
+func (w *Waiter) SetAlarm(a *Alarm) { w.alarm = a }
+
+func (w *Waiter) byAlarm(left time.Duration) (inTime, done bool) {
+	if w.alarm == nil {
+		return false, false
+	}
+	return w.alarm.block(w, left)
 }
 
 // followers are the waiters that somebody else polls for.
@@ -222,7 +235,10 @@ func (i *Instance) waitPolling(w *Waiter, deadline time.Time) bool {
 	}
 	if nap := i.nap(); nap > 0 {
 		// Nobody else waits, so nobody is kept waiting by an unarmed queue.
+		own := w.alarm
+		w.alarm = i.alarm
 		w.block(earlier(deadline, time.Now().Add(nap)))
+		w.alarm = own
 		until += int64(nap)
 	}
 	for now() < until {
@@ -245,7 +261,7 @@ func (i *Instance) waitPolling(w *Waiter, deadline time.Time) bool {
 	return ok
 }
 
-// minNap is the shortest sleep that is worth it: a Go timer is late by tens of microseconds.
+// minNap is the shortest sleep that is worth it: an Alarm is late by tens of microseconds.
 const minNap = 100 * time.Microsecond
 
 // nap is how long Config.Hybrid lets this wait sleep before it polls.
