@@ -339,6 +339,7 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 		}
 		cs, err := Compare(ctx, o.Rounds, variants, nil)
 		pr.Variants = cs
+		rep.Machine.Pinned = pinned(rep.Machine.CPUs) // who runs the program may have pinned it meanwhile
 		if cause := context.Cause(ctx); cause != nil && err != nil {
 			rep.Interrupted = fmt.Sprintf("%s; finished: %d of %s", cause, n, Counted(len(e.Points), "point"))
 			if len(cs) > 0 {

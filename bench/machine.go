@@ -61,7 +61,6 @@ func ThisMachine() Machine {
 		}
 		return false
 	})
-	m.Pinned = pinned(m.CPUs)
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
