@@ -320,8 +320,8 @@ func (e *Experiment) Run(ctx context.Context, open Opener, o Options) (rep *Repo
 				continue
 			}
 			w.Rate = max(peaks[p.Series]*p.PercentOfPeak/100, MinRate)
-			pr.Rate = w.Rate
 		}
+		pr.Rate = w.Rate
 		variants := make([]Variant, len(sides))
 		for k, side := range sides {
 			mode := e.Settings[k].Config.Mode
