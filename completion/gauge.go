@@ -39,6 +39,9 @@ type gauge struct {
 	cost, gain float64
 	rate       float64 // that load: the mean of completions per ns in its first windows; 0: not known yet
 	looks      int8    // the number of these
+	ran        usage   // the better way's windows in this spell: time and completions; without time: not known
+	skip       int8    // windows that do not count for that
+	trials     usage   // when the trials began
 }
 
 // usage is what the clocks and counters said at a time.
@@ -55,12 +58,13 @@ const (
 	probeTime   = int64(time.Millisecond)       // between two looks whether the other way is far too dear
 	trialWork   = 48                            // completions that a trial must see,
 	longTrial   = int64(200 * time.Millisecond) // unless it takes so long; nothing is measured where nobody asks for so long
-	firstSpell  = int64(8 * time.Millisecond)
+	firstSpell  = int64(32 * time.Millisecond)
 	longSpell   = int64(256 * time.Millisecond) // where the ways are equal
 	maxSpell    = int64(4 * time.Second)        // what a change that leaves the load as it was may go unnoticed for
 	windowTime  = int64(8 * time.Millisecond)   // between two looks at the load
 	loadChanged = 1.4                           // the factor from which it is another,
 	allLooks    = 16                            // windows that say what the load is
+	newWindows  = 2                             // that do not tell what a way gets done, in which it makes up for what the other has left undone
 	oddWindows  = 3                             // in so many windows in a row: machines stand still now and then
 
 	// exploring is what trials of the worse way may cost beside the spell that follows: a quarter of the 2 % below which nobody calls two costs different.
@@ -104,12 +108,13 @@ func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 		return
 	case g.until == 0:
 		g.best = g.best || g.same == 0
+		g.ran = usage{}
 		g.beginTrials()
 		g.settle(here)
 		return
 	case at-g.until > longTrial: // the load has paused: that says nothing about the way, and does not count as time of a spell
 		if g.trial != spell {
-			g.stay = here
+			g.stay, g.ran = here, usage{}
 			g.count(here)
 			return
 		}
@@ -131,6 +136,11 @@ func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 		g.waitUntil(at, at+windowTime)
 		return
 	case g.trial == spell:
+		if g.skip > 0 {
+			g.skip--
+		} else {
+			g.ran.at, g.ran.work = g.ran.at+took, g.ran.work+work
+		}
 		g.look(here, float64(work)/float64(took))
 		if g.trial == spell {
 			return
@@ -222,6 +232,7 @@ func (g *gauge) waitUntil(at, due int64) {
 
 func (g *gauge) beginSpell(here usage) {
 	g.trial, g.odd, g.settling, g.polls = spell, 0, false, g.best
+	g.ran, g.skip = usage{}, newWindows
 	g.ends = here.at + g.length
 	g.from = here
 	g.waitUntil(here.at, here.at+min(windowTime, g.length))
@@ -251,9 +262,10 @@ func (g *gauge) look(here usage, rate float64) {
 	}
 	if other := g.odd >= oddWindows || g.odd <= -oddWindows; other || here.at >= g.ends {
 		if other {
-			g.same = 0
+			g.same, g.ran = 0, usage{}
 		}
 		g.beginTrials()
+		g.trials = here
 		return
 	}
 	g.window(here)
@@ -279,7 +291,7 @@ func (g *gauge) plain() bool {
 // judge says which way is the better, from these trials and those before them at the same load, and begins a spell of it.
 func (g *gauge) judge(here usage) {
 	cost := bounded(math.Log((g.spent[1]/g.done[1] + 1) / (g.spent[0]/g.done[0] + 1)))
-	gain := bounded(math.Log(g.rateOf(true) / g.rateOf(false)))
+	gain := bounded(g.gained(here))
 	if g.same == 0 { // nothing is known, of this load at least
 		g.cost, g.gain, g.rate, g.length = cost, gain, 0, firstSpell/2
 	}
@@ -301,6 +313,22 @@ func (g *gauge) judge(here usage) {
 	}
 	g.beginSpell(here)
 	g.ends = max(g.ends, here.at+repays)
+}
+
+// gained is the logarithm of how much more polling gets done in the same time. Where a rate is set, a way that has just begun falls behind, and the one after
+// it makes up for that, in which the rates of their trials differ; but all trials together get done what was asked for. So what the other
+// way gets done is told from what all of them did, beside the pace of the better one before.
+func (g *gauge) gained(here usage) float64 {
+	if g.ran.at == 0 || g.trial < 4 {
+		return math.Log(g.rateOf(true) / g.rateOf(false))
+	}
+	took := float64(here.at - g.trials.at)
+	more := float64(here.work-g.trials.work)*float64(g.ran.at)/(float64(g.ran.work)*took) - 1
+	other := math.Log(max(0.1, 1+more*took/float64(g.stayed.at)))
+	if g.best {
+		return -other
+	}
+	return other
 }
 
 // repays is how long the better way must be kept, that the stay of the worse one has cost no more than exploring beside it, in CPU time or in completions.
