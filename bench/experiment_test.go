@@ -321,7 +321,7 @@ func TestUnfitPoints(t *testing.T) {
 		all  bool
 		want string
 	}{
-		{"e1", 0, bench.Options{}, false, "5 of 15 points cannot run on this unit (512 B, saturated; 512 B, 10 % load;"},
+		{"e1", 0, bench.Options{}, false, "5 of 16 points cannot run on this unit (512 B, saturated; 512 B, 10 % load;"},
 		{"e1", 0, bench.Options{}, false, "bs: 512 is not a multiple of the unit's block size 4096"},
 		{"depth", 0, bench.Options{Offset: 1 << 30}, true, "offset: "},
 		{"depth", 0, bench.Options{Offset: 512}, true, "offset: "},
