@@ -210,7 +210,7 @@ func TestVerbs(t *testing.T) {
 		{[]string{"experiment", "e1", url, "--lun2", "1"}, 2, "--lun2: e1 uses one unit; those that stripe over two are e3, e3s"},
 		{[]string{"experiment", "e1", url, "--markdown", "--csv", "-"}, 2, "--markdown and --csv both say what standard output gets"},
 		{[]string{"experiment", "e1", url, "--plots", "-"}, 2, "--plots -: standard output has"},
-		{[]string{"experiment", "e1", url, "-l", "300"}, 2, "5 of 15 points cannot run on this unit (512 B, saturated;"},
+		{[]string{"experiment", "e1", url, "-l", "300"}, 2, "5 of 16 points cannot run on this unit (512 B, saturated;"},
 		{[]string{"experiment", "e1", url, "--offset", "2m", "--skip"}, 2, "offset: 2097152 is not a multiple of 512 below the unit's size 1048576"},
 		{[]string{"bench", url, "--runtime", "0"}, 2, "--runtime 0s: want a time above 0"},
 		{[]string{"bench", url, "--iodepth", "0"}, 2, "iodepth"},
@@ -610,7 +610,7 @@ func TestCompareLockedThread(t *testing.T) {
 func TestExperimentPoints(t *testing.T) {
 	url := emulate(t, "cmd op=read nth=60 : sense 3 11/00")
 	out, errs, code := runs(t, "", "experiment", "e1", url, "-l", "1", "--runtime", "50ms", "--rounds", "1", "-d", "softroce")
-	if code != exitFailed || !strings.Contains(out, "512 B, saturated: failed: ") || !strings.Contains(out, "512 B, 10 % load: failed: no peak") || !strings.Contains(out, "4 KiB, saturated\n") || !strings.Contains(errs, "5 of 15 points failed, the first: 512 B, saturated: ") {
+	if code != exitFailed || !strings.Contains(out, "512 B, saturated: failed: ") || !strings.Contains(out, "512 B, 10 % load: failed: no peak") || !strings.Contains(out, "4 KiB, saturated\n") || !strings.Contains(errs, "5 of 16 points failed, the first: 512 B, saturated: ") {
 		t.Errorf("exit code %d: %s\n%s", code, errs, out)
 	}
 	url = emulate(t, "")
