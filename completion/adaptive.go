@@ -212,6 +212,7 @@ func (i *Instance) serveAdaptive() {
 			lingering = lingering && i.parked.Load() == 0
 			t.phase = leaving
 			if polling || lingering {
+				i.promise()
 				t.phase = spent
 			}
 			verdict = i.run(&t)

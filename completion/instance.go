@@ -94,7 +94,8 @@ type Instance struct {
 
 	// The owner's.
 	cq       verbs.CompletionQueue
-	mover    verbs.Mover // cq, if it tells
+	mover    verbs.Mover  // cq, if it tells
+	driver   verbs.Driver // cq, if it wants to know
 	handler  Handler
 	wcs      []verbs.WorkCompletion
 	weight   int
@@ -173,6 +174,7 @@ func newInstance(cq verbs.CompletionQueue, ch verbs.CompletionChannel, cfg Confi
 		depth:    1,
 	}
 	i.mover, _ = cq.(verbs.Mover)
+	i.driver, _ = cq.(verbs.Driver)
 	i.guard = time.AfterFunc(time.Hour, i.guardExpired)
 	i.guard.Stop()
 	i.state.word.Store(owned) // by the disabler that Start will be

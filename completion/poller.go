@@ -378,6 +378,7 @@ func (p *Poller) serve(i *Instance) (work int, at int64) {
 	if verdict == idle {
 		t.phase = arming
 		if linger := int64(i.cfg.Linger); linger > 0 && !i.crowded() && i.pays(t.work, at, linger) {
+			i.promise()
 			t.phase = spent
 		}
 		verdict = i.run(&t)
@@ -405,6 +406,7 @@ func (i *Instance) serveFirst(p *Poller) {
 			i.pace.begin(now(), i.waited.Load())
 		}
 		for lingering {
+			i.promise()
 			t.phase = spent
 			if verdict = i.run(&t); verdict == gone {
 				return

@@ -117,11 +117,9 @@ func (i *Instance) step(t *turn) {
 		}
 	case spent:
 		// irq_poll_softirq: with the weight used up only a pending disable takes the instance off the list.
-		if i.state.yieldToDisabler() {
-			i.disabled <- struct{}{}
+		t.phase = tail
+		if i.yields() {
 			t.phase = gone
-		} else {
-			t.phase = tail
 		}
 	case arming:
 		// ib_poll_handler arms after irq_poll_complete, under the lock of the kernel's queue. Ours has no lock: Arm must
@@ -153,8 +151,7 @@ func (i *Instance) step(t *turn) {
 		}
 	case leaving:
 		t.phase = passing
-		if i.state.yieldToDisabler() {
-			i.disabled <- struct{}{}
+		if i.yields() {
 			t.phase = gone
 		}
 	case passing:
@@ -166,6 +163,7 @@ func (i *Instance) step(t *turn) {
 		case t.here || i.awaited():
 			t.phase = arming
 		default:
+			i.rests()
 			i.guardIdle()
 			t.phase = releasing
 		}
@@ -176,6 +174,34 @@ func (i *Instance) step(t *turn) {
 
 // awaited reports whether somebody who does not poll depends on the instance.
 func (i *Instance) awaited() bool { return i.parked.Load() > 0 || i.unattended.Load() > 0 }
+
+// promise tells the provider that the instance is polled until it is armed, or given to a disabler or to nobody. Whoever else gets it, a poller or a follower, polls it:
+// the promise goes with the ownership. Nobody needs to be woken for packets of the same device meanwhile.
+func (i *Instance) promise() {
+	if i.driver != nil {
+		i.driver.PollsOn()
+	}
+}
+
+// rests takes the promise back. The caller still owns the instance. Arming does it too.
+func (i *Instance) rests() {
+	if i.driver != nil {
+		i.driver.Rests()
+	}
+}
+
+// yields gives the instance to a disabler, if one waits.
+func (i *Instance) yields() bool {
+	if !i.state.disablerWaits() {
+		return false
+	}
+	i.rests() // before: what comes for others must not wait until the disabler runs
+	if !i.state.yieldToDisabler() {
+		return false
+	}
+	i.disabled <- struct{}{}
+	return true
+}
 
 // deliver calls the handler so that a failed completion is the last of its batch. What
 // follows it is delivered too: a loop that returned at an error once lost the answers behind it.

@@ -78,6 +78,9 @@ func (s *state) release() outcome {
 	}
 }
 
+// disablerWaits reports that a disabler waits for the owner, who asks.
+func (s *state) disablerWaits() bool { return s.word.Load()&disabling != 0 }
+
 // yieldToDisabler hands an owned instance to a waiting disabler, whatever work is left.
 func (s *state) yieldToDisabler() bool {
 	for {

@@ -339,6 +339,9 @@ func (i *Instance) lead(w *Waiter, until, end int64) (done, signaled bool) {
 			i.parked.Add(-1)
 			return false, false
 		}
+		if t.work == 0 {
+			i.promise()
+		}
 		if !i.pollsOn(&t) {
 			return false, false
 		}

@@ -37,6 +37,8 @@ type completionQueue struct {
 	polledAt atomic.Int64
 	// moved is set when the last Poll, of an empty ring, received packets for its queue pairs. The owner's.
 	moved bool
+	// promised is set while the owner polls on, drives while that is counted in Device.drivers. The owner's, drives changes under Device.mu.
+	promised, drives bool
 
 	// Guarded by Device.mu.
 	users    int // queue pairs
@@ -114,6 +116,7 @@ func (c *completionQueue) Poll(wcs []verbs.WorkCompletion) int {
 		c.moved = false
 		if d := c.d; d.mu.TryLock() {
 			before := c.batches
+			c.drive()
 			at := d.pollTurn()
 			c.moved = c.batches != before
 			d.unlock()
@@ -146,6 +149,7 @@ func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 	c.polledAt.Store(0)
 	d := c.d
 	if c.channel == nil {
+		c.Rests()
 		return false, fmt.Errorf("softroce: the completion queue has no channel: %w", syscall.EINVAL)
 	}
 	want := uint32(armedAny)
@@ -154,6 +158,7 @@ func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 	}
 	d.mu.Lock()
 	defer d.unlock()
+	c.rest()
 	if c.gone {
 		return false, verbs.ErrClosed
 	}
@@ -165,7 +170,7 @@ func (c *completionQueue) Arm(solicitedOnly bool) (missed bool, err error) {
 		}
 	}
 	d.flushDeferred()
-	if !missed && !d.led && (!c.channel.served.Load() || c.channel.dozes.Load()) {
+	if !missed && !d.led && d.watched() && (!c.channel.served.Load() || c.channel.dozes.Load()) {
 		d.armPump()
 	}
 	return missed, nil
@@ -219,6 +224,7 @@ func (c *completionQueue) Destroy() error {
 	if c.armed.Swap(armedNot) != armedNot {
 		d.waiting--
 	}
+	c.rest()
 	delete(d.cqs, c)
 	if ch := c.channel; ch != nil {
 		ch.users--
@@ -350,14 +356,7 @@ func (ch *channel) Wait(events []verbs.CompletionQueue) (int, error) {
 	d := ch.d
 	ch.served.Store(true)
 	for {
-		// While no queue is armed, whoever polls drives the device: a leader parked on the link would be woken by each packet that is theirs.
-		d.mu.Lock()
-		leader := d.waiting > 0 && d.lead()
-		if d.waiting > 0 && !d.led {
-			d.armPump()
-		}
-		ch.dozes.Store(!leader)
-		d.unlock()
+		leader := ch.enter()
 		if !leader {
 			if n, done, err := ch.collect(events, onSignal); done {
 				ch.dozes.Store(false)
@@ -372,13 +371,22 @@ func (ch *channel) Wait(events []verbs.CompletionQueue) (int, error) {
 			readable, _ = d.link.Park() // a link that was closed ends the channel as well
 			ch.awake()
 		}
-		d.mu.Lock()
-		d.resign(readable)
-		d.unlock()
+		d.leave(readable)
 		if done {
 			return n, err
 		}
 	}
+}
+
+// enter makes the waiter the leader if somebody has to watch the link and nobody does. While no queue is armed, or somebody has promised to poll on,
+// whoever polls drives the device: a leader parked on the link would be woken by each packet that is theirs.
+func (ch *channel) enter() (leader bool) {
+	d := ch.d
+	d.mu.Lock()
+	defer d.unlock()
+	leader = d.watched() && d.lead()
+	ch.dozes.Store(!leader)
+	return leader
 }
 
 // awake notes that the waiter looks at the channel itself before he sleeps again: he need not be woken.

@@ -80,6 +80,7 @@ type Device struct {
 	sentBehind rc.Time
 	polls      uint64 // turns driven by pollers
 	waiting    int    // armed completion queues
+	drivers    int    // completion queues whose owners poll on
 	led        bool   // a leader waits for the link
 	resigned   *sync.Cond
 	silent     rc.Time // until then nothing is sent or received; 0: never silenced

@@ -6,7 +6,7 @@ package softroce
 //
 //	pollers: Poll on an empty completion queue, when nobody else holds the mutex;
 //	waiters: of the goroutines in Wait and the threads in WaitThread one, the leader, waits for the link itself, a goroutine only
-//	while a queue is armed;
+//	while a queue is armed, either only while no poller has promised to go on (driver.go);
 //	the pump, a goroutine parked on the link: for timers, for who waits while there is no leader, and
 //	for everything when nobody has polled or waited for a millisecond.
 //
@@ -51,7 +51,7 @@ func (d *Device) clock(t rc.Time) time.Time {
 // pollTurn is a turn driven by a poller. It returns when the turn began.
 func (d *Device) pollTurn() rc.Time {
 	d.polls++
-	if d.armed && d.waiting == 0 {
+	if d.armed && !d.watched() {
 		d.disarmPump()
 		d.wakeAt(d.now().Add(watchdog))
 	}
@@ -95,7 +95,7 @@ func (d *Device) resign(turn bool) {
 	if turn {
 		d.turn()
 	}
-	if d.waiting > 0 {
+	if d.watched() {
 		d.armPump()
 	} else if !d.armed {
 		d.wakeAt(d.now().Add(watchdog))
@@ -269,23 +269,28 @@ func (d *Device) pump() {
 			d.mu.Unlock()
 			return
 		}
-		if err == nil {
-			d.armed = false
-		}
-		d.turn()
-		idle := d.polls == polls && len(d.notify) == 0
-		polls = d.polls
-		if !d.led && (d.waiting > 0 || idle) {
-			d.armPump()
-		}
-		at := d.nextTimer
-		if !d.armed && !d.led || d.deferred || d.tx.stalled() {
-			at = min(at, d.now().Add(watchdog))
-		}
-		d.pumpAt = at
-		d.link.SetDeadline(d.clock(at))
+		polls = d.pumpTurn(err == nil, polls)
 		d.unlock()
 	}
+}
+
+// pumpTurn is a turn driven by the pump, which the link has woken or its deadline. polls is what the last one returned. d.mu is held.
+func (d *Device) pumpTurn(readable bool, polls uint64) uint64 {
+	if readable {
+		d.armed = false
+	}
+	d.turn()
+	idle := d.polls == polls && len(d.notify) == 0
+	if !d.led && (d.watched() || idle) {
+		d.armPump()
+	}
+	at := d.nextTimer
+	if !d.armed && !d.led || d.deferred || d.tx.stalled() {
+		at = min(at, d.now().Add(watchdog))
+	}
+	d.pumpAt = at
+	d.link.SetDeadline(d.clock(at))
+	return d.polls
 }
 
 // unlock ends a critical section: it deals with overrun completion queues and wakes those whose queues were armed.

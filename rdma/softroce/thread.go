@@ -25,13 +25,11 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 		deadline = time.Now().Add(timeout)
 	}
 	for {
-		// Who comes first watches the socket. poll(2) tells what is there already as well as what comes.
+		// Who comes first watches the socket, unless somebody polls on. poll(2) tells what is there already as well as what comes.
 		d.mu.Lock()
-		leader := d.lead()
+		leader := d.drivers == 0 && d.lead()
 		wait := time.Duration(-1)
-		if !leader && !d.led {
-			d.armPump()
-		}
+		ch.dozes.Store(!leader)
 		// Timers are the pump's; only with packets left unsent is it quicker to look again oneself.
 		if leader && d.tx.stalled() {
 			wait = watchdog
@@ -39,9 +37,7 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 		d.unlock()
 		if n, done, err := ch.collect(events, onEvent); done {
 			if leader {
-				d.mu.Lock()
-				d.resign(false)
-				d.unlock()
+				d.leave(false)
 			}
 			return n, err
 		}
@@ -68,9 +64,7 @@ func (ch *channel) waitThread(s descriptor, events []verbs.CompletionQueue, time
 		}
 		ch.awake()
 		if leader {
-			d.mu.Lock()
-			d.resign(fds[1].Revents != 0 || wait == watchdog)
-			d.unlock()
+			d.leave(fds[1].Revents != 0 || wait == watchdog)
 		}
 		if err != nil && err != unix.EINTR {
 			return 0, err
@@ -101,6 +95,7 @@ func (ch *channel) leaveThread() {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	ch.threadIn = false
+	ch.dozes.Store(false)
 	ch.waits = onSignal
 	ch.closeEvent()
 }

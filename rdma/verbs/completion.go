@@ -58,6 +58,16 @@ type Mover interface {
 	Moved() bool
 }
 
+// Driver is a CompletionQueue whose Poll drives the transport for all queues of its device. Its owner may promise to poll on, so that nobody needs to be
+// woken for packets meanwhile. Nobody has to: without the promise somebody watches the transport while any queue is armed. Whoever owns the queue calls both.
+type Driver interface {
+	// PollsOn promises that the owner, without waiting for anything in between, calls Poll again and again until it calls Arm, which takes
+	// the promise back whatever it returns, or Rests. Calling it twice is calling it once. Whoever the owner gives the queue to with the promise, keeps it.
+	PollsOn()
+	// Rests takes the promise back. Without one it does nothing.
+	Rests()
+}
+
 // WCStatus is the result of a work request (enum ib_wc_status).
 type WCStatus uint32
 
