@@ -10,6 +10,7 @@ package completion
 //
 //   - one owner: the number of goroutines, tokens and lists that hold the instance is exactly the owned bit;
 //   - disable wins: after a disabler has asked, at most one more turn begins;
+//   - a promise to poll on is kept: while there is one, somebody who polls owns the instance, or is about to get it;
 //   - no lost wake-up: without any further event from outside (no completion, no command, no change of mode) a
 //     world can be reached where all that has completed so far is reaped, and all whose command is among it have
 //     returned; where that is not so, a command waits for other traffic, or for ever.
@@ -69,7 +70,7 @@ type world struct {
 	mode                           Mode
 	queue                          [commands]int8
 	queued                         int8
-	cqArmed, event                 bool
+	cqArmed, event, promised       bool
 	posted, produced, reaped       uint8 // sets of commands
 	wstate                         [2]uint8
 	wtoken, granted, spins         [2]bool
@@ -90,9 +91,11 @@ const (
 	vDisable
 	vBeside
 	vPanic
+	vPromise
 )
 
-var violationText = [...]string{"", "a completion was delivered twice", "not exactly one owner", "the disabler was starved", "the queue was armed beside its owner", "the state machine panicked"}
+var violationText = [...]string{"", "a completion was delivered twice", "not exactly one owner", "the disabler was starved", "the queue was armed beside its owner", "the state machine panicked",
+	"nobody polls who has promised to"}
 
 // scenario says who takes part.
 type scenario struct {
@@ -151,8 +154,12 @@ func (q *modelCQ) Poll(wcs []verbs.WorkCompletion) int {
 	return n
 }
 
+// PollsOn and Rests make it a verbs.Driver.
+func (q *modelCQ) PollsOn() { q.m.wrld.promised = true }
+func (q *modelCQ) Rests()   { q.m.wrld.promised = false }
+
 func (q *modelCQ) Arm(bool) (bool, error) {
-	q.m.wrld.cqArmed = true
+	q.m.wrld.cqArmed, q.m.wrld.promised = true, false
 	return q.m.wrld.queued > 0, nil
 }
 
@@ -356,6 +363,7 @@ func (m *model) serve(p *proc, choice int) {
 	case idle:
 		p.phase = arming
 		if choice == 1 {
+			m.i.promise()
 			p.phase = spent
 		} else if m.i.Mode().polledByWaiters() {
 			p.phase = leaving // Instance.rest
@@ -725,6 +733,7 @@ func (m *model) moveWaiter(w *world, k int, p *proc, choice int) {
 	case 6: // found nothing: go on, or block; a deadline is like blocking that nobody ends
 		switch choice {
 		case 0:
+			m.i.promise()
 			m.leadOn(p)
 		default:
 			w.spins[k] = false
@@ -907,6 +916,9 @@ func (m *model) check(w *world) {
 	}
 	if holders != want {
 		w.violated = vOwners
+	}
+	if d := &w.p[disablerProc]; w.promised && (want == 0 || w.disabled || d.pc == 2 || d.pc == 3 && holds(d.phase)) {
+		w.violated = vPromise
 	}
 }
 
@@ -1144,6 +1156,7 @@ var variations = []struct {
 	{variation{name: "arm after the release, without ownership", step: func(m *model, i *Instance, t *turn) bool {
 		switch t.phase {
 		case arming:
+			i.rests()
 			t.phase = phaseLate + 1
 			if i.state.release() != released {
 				t.phase = tail
@@ -1166,6 +1179,7 @@ var variations = []struct {
 		if t.phase != arming {
 			return false
 		}
+		i.rests()
 		t.phase = releasing
 		return true
 	}}, everyModeAlone()},
@@ -1173,6 +1187,7 @@ var variations = []struct {
 		if t.phase != spent {
 			return false
 		}
+		i.rests()
 		t.phase = releasing
 		return true
 	}}, []scenario{{mode: Interrupt, async: 2, weight: 1}, {mode: Thread, async: 2, weight: 1}, {mode: Poll, async: 2, weight: 1}}},
@@ -1204,6 +1219,7 @@ var variations = []struct {
 		}
 		t.phase = gone
 		if !i.passRole() {
+			i.rests()
 			t.phase = releasing
 			if i.unattended.Load() > 0 {
 				t.phase = arming
@@ -1217,6 +1233,7 @@ var variations = []struct {
 		}
 		t.phase = gone
 		if !i.passRole() {
+			i.rests()
 			t.phase = releasing
 			if i.parked.Load() > 0 {
 				t.phase = arming
@@ -1230,6 +1247,7 @@ var variations = []struct {
 		}
 		t.phase = gone
 		if !i.passRole() {
+			i.rests()
 			t.phase = releasing
 		}
 		return true
@@ -1246,6 +1264,45 @@ var variations = []struct {
 	{variation{name: "Enable leaves what came meanwhile", noEnable: true}, []scenario{{mode: Interrupt, async: 2, modes: []Mode{Interrupt}, weight: 1}, {mode: Poll, async: 2, modes: []Mode{Poll}, weight: 1}}},
 	{variation{name: "the mode changes under its owner", noWait: true}, []scenario{{mode: Interrupt, async: 1, modes: []Mode{Poll}, weight: 1}, {mode: Adaptive, waiters: 1, modes: []Mode{Thread}, weight: 1}}},
 	{variation{name: "the poller goes to sleep without a second look", noRecheck: true}, []scenario{{mode: Poll, async: 1, weight: 1}}},
+	{variation{name: "an exhausted weight hands a promise to the disabler", step: func(m *model, i *Instance, t *turn) bool {
+		if t.phase != spent || !i.state.yieldToDisabler() {
+			return false
+		}
+		i.disabled <- struct{}{}
+		t.phase = gone
+		return true
+	}}, []scenario{{mode: Poll, async: 1, modes: []Mode{Poll}, weight: 2}, {mode: Adaptive, async: 1, modes: []Mode{Interrupt}, weight: 1}, {mode: Direct, waiters: 1, modes: []Mode{Interrupt}, weight: 2}}},
+	{variation{name: "a leaving waiter hands a promise to the disabler", step: func(m *model, i *Instance, t *turn) bool {
+		if t.phase != leaving || !i.state.yieldToDisabler() {
+			return false
+		}
+		i.disabled <- struct{}{}
+		t.phase = gone
+		return true
+	}}, []scenario{{mode: Direct, waiters: 1, modes: []Mode{Interrupt}, weight: 1}, {mode: Adaptive, waiters: 1, modes: []Mode{Interrupt}, weight: 1}}},
+	{variation{name: "a leaving waiter leaves a promise behind", step: func(m *model, i *Instance, t *turn) bool {
+		if t.phase != passing || !i.Mode().polledByWaiters() || i.followers.head != nil || t.here || i.awaited() {
+			return false
+		}
+		t.phase = releasing
+		return true
+	}}, []scenario{{mode: Direct, waiters: 1, weight: 1}, {mode: Adaptive, waiters: 1, weight: 1}}},
+	{variation{name: "the promise is taken back after the hand-over", step: func(m *model, i *Instance, t *turn) bool {
+		switch t.phase {
+		case spent:
+			t.phase = tail
+			if i.state.yieldToDisabler() {
+				i.disabled <- struct{}{}
+				t.phase = phaseLate
+			}
+			return true
+		case phaseLate:
+			i.rests()
+			t.phase = gone
+			return true
+		}
+		return false
+	}}, []scenario{{mode: Poll, async: 1, modes: []Mode{Poll}, weight: 2}}},
 	{variation{name: "nobody wakes the poller", step: func(m *model, i *Instance, t *turn) bool {
 		if t.phase != nudging {
 			return false
