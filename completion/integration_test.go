@@ -37,12 +37,14 @@ type end struct {
 	mu   sync.Mutex // guards posting
 	conn cm.Conn
 	bad  chan string
+
+	flags verbs.SendFlags
 }
 
 const sendID = 1 << 32
 
 func newEnd(t testing.TB, ctx verbs.Context, cfg completion.Config, h func(*end, []verbs.WorkCompletion)) *end {
-	e := &end{t: t, bad: make(chan string, 1)}
+	e := &end{t: t, bad: make(chan string, 1), flags: verbs.SendSignaled}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -90,7 +92,7 @@ func (e *end) send(k int, tag byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mem.Bytes()[(depth+k)*msgSize] = tag
-	if n, err := e.qp.PostSend([]verbs.SendWorkRequest{{WRID: sendID | uint64(k), Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGList: e.sge(depth + k)}}); n != 1 || err != nil {
+	if n, err := e.qp.PostSend([]verbs.SendWorkRequest{{WRID: sendID | uint64(k), Opcode: verbs.OpSend, Flags: e.flags, SGList: e.sge(depth + k)}}); n != 1 || err != nil {
 		e.problem(fmt.Sprint("post send: ", err))
 	}
 }
@@ -188,30 +190,49 @@ func (p *pair) setHolding(on bool) {
 
 // call sends job's message and waits for its end.
 func (p *pair) call(job int) {
-	p.missing[job] = 2 // nobody looks at it before the send
+	p.missing[job] = 1 // nobody looks at it before the send
+	if p.client.flags&verbs.SendSignaled != 0 {
+		p.missing[job]++
+	}
 	p.client.send(job, byte(job))
 	if !p.client.inst.Wait(&p.waiters[job], time.Now().Add(patience)) {
 		p.client.problem(fmt.Sprintf("job %d: no completion in %v; stats %+v", job, patience, p.client.inst.Stats()))
 	}
 }
 
+// fabric is a *rdma.Fabric, or what a test makes itself.
+type fabric interface {
+	Context() verbs.Context
+	Connector() cm.Connector
+}
+
+func openFabric(t testing.TB) fabric {
+	t.Helper()
+	f, err := rdma.Open(deviceName())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func deviceName() string {
+	if os.Getenv("VMTEST_GUEST") != "" {
+		return "rxe0"
+	}
+	return "softroce"
+}
+
 func newPair(t testing.TB, cfg completion.Config) *pair {
 	t.Helper()
+	server := openFabric(t)
+	return newPairOn(t, openFabric(t), server, cfg, completion.Config{})
+}
+
+func newPairOn(t testing.TB, client, server fabric, cfg, serverCfg completion.Config) *pair {
+	t.Helper()
 	p := &pair{t: t}
-	name := "softroce"
-	if os.Getenv("VMTEST_GUEST") != "" {
-		name = "rxe0"
-	}
-	open := func() *rdma.Fabric {
-		f, err := rdma.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { f.Close() })
-		return f
-	}
-	server := open()
-	client := open()
+	name := deviceName()
 	entry, err := server.Context().QueryGID(1, 0)
 	for k := 1; err == nil && name == "rxe0" && (entry.Type != verbs.GIDTypeRoCEv2 || !entry.GID.Addr().Is4()); k++ {
 		entry, err = server.Context().QueryGID(1, k)
@@ -226,7 +247,7 @@ func newPair(t testing.TB, cfg completion.Config) *pair {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	p.server = newEnd(t, server.Context(), completion.Config{}, p.serverHandle)
+	p.server = newEnd(t, server.Context(), serverCfg, p.serverHandle)
 	p.client = newEnd(t, client.Context(), cfg, p.clientHandle)
 	par := cm.ConnParam{RetryCount: 7, RNRRetryCount: 7}
 	accepted := make(chan error, 1)
