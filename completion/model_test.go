@@ -961,7 +961,7 @@ func (m *model) explore() (int, string) {
 					worlds = append(worlds, w)
 					parent = append(parent, int32(at))
 					by = append(by, uint8(who))
-					if len(worlds) > 4_000_000 {
+					if len(worlds) > 8_000_000 {
 						return len(worlds), "too many worlds"
 					}
 				}
