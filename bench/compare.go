@@ -103,11 +103,25 @@ func (r Ratio) Differs() bool { return r.Verdict == Higher || r.Verdict == Lower
 
 // String is median, its interval and verdict, the last only when it calls no difference.
 func (r Ratio) String() string {
-	s := fmt.Sprintf("%.2f [%.2f-%.2f]", r.Median, r.Low, r.High)
+	s := fmt.Sprintf("%s %s", times(r.Median), r.interval())
 	if !r.Differs() {
 		s += ", " + r.Verdict
 	}
 	return s
+}
+
+func (r Ratio) interval() string { return fmt.Sprintf("[%s-%s]", times(r.Low), times(r.High)) }
+
+// times is a ratio to two decimals, or to as many as show on which side of 1 it lies, and that it is not 0.
+func times(x float64) string {
+	switch s := fmt.Sprintf("%.2f", x); {
+	case s == "1.00" && x != 1:
+		return fmt.Sprintf("%.3f", x)
+	case s == "0.00" && x != 0:
+		return fmt.Sprintf("%.1g", x)
+	default:
+		return s
+	}
 }
 
 // Of ratios of so many rounds: what stands in brackets, in a column's head and in a sentence.
@@ -242,7 +256,7 @@ func WriteTable(w io.Writer, cs []Compared) error {
 				continue
 			}
 			few = few || r.Verdict == FewRounds // rounds without commands may have left it fewer than the others
-			fmt.Fprintf(t, "x%.2f\t[%.2f-%.2f]\t%s\t", r.Median, r.Low, r.High, r.Verdict)
+			fmt.Fprintf(t, "x%s\t%s\t%s\t", times(r.Median), r.interval(), r.Verdict)
 		}
 		fmt.Fprintln(t)
 	}

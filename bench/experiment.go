@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -98,7 +99,15 @@ var Metrics = []Metric{
 	{"switches_per_io", "", func(r *Result) float64 { return r.SwitchesPerIO }},
 	{"notifications", "1/s", func(r *Result) float64 { return r.NotificationsPerS }},
 	{"notifications_per_io", "", func(r *Result) float64 { return r.NotificationsPerIO }},
-	{"commands_per_notification", "", func(r *Result) float64 { return r.CommandsPerNotif }},
+	{"commands_per_notification", "", commandsPerNotification},
+}
+
+// commandsPerNotification is not a number where there was no notification, which no figure could be better than: such a round has none.
+func commandsPerNotification(r *Result) float64 {
+	if r.CommandsPerNotif == 0 {
+		return math.NaN()
+	}
+	return r.CommandsPerNotif
 }
 
 // percent is part/whole in percent, 0 when nothing was measured.
@@ -391,7 +400,9 @@ func (c *Compared) Spread(m Metric) Spread {
 	v := make([]float64, 0, len(c.Rounds))
 	for _, r := range c.Rounds {
 		if !r.idle() || m.throughput() {
-			v = append(v, m.Of(r))
+			if x := m.Of(r); !math.IsNaN(x) {
+				v = append(v, x)
+			}
 		}
 	}
 	if len(v) == 0 {
@@ -441,7 +452,9 @@ func (c *Compared) Ratio(base *Compared, m Metric) (r Ratio, ok bool) {
 		if b == 0 {
 			return Ratio{}, false
 		}
-		v = append(v, m.Of(r)/b)
+		if x := m.Of(r) / b; !math.IsNaN(x) {
+			v = append(v, x)
+		}
 	}
 	if len(v) == 0 {
 		return Ratio{}, false

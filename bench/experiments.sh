@@ -50,4 +50,5 @@ for name in "$@"; do
 	wait $initiator
 	stop
 	go run ./bench/splice docs/benchmarks.md "$name" < "$bin/$name.md"
+	echo "$name: table in docs/benchmarks.md (its text and the table of goals are not changed), all figures in $bin/$name.csv, drawings in $bin/plots"
 done

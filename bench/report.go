@@ -58,7 +58,7 @@ func (rep *Report) WriteText(w io.Writer) error {
 					fmt.Fprint(t, "-\t")
 					continue
 				}
-				fmt.Fprintf(t, "%s\t", figure(s.Median))
+				fmt.Fprintf(t, "%s\t", metric.text(s.Median))
 				if name == "iops" {
 					fmt.Fprintf(t, "[%.0f-%.0f]\t", s.Min, s.Max)
 				}
@@ -74,7 +74,7 @@ func (rep *Report) WriteText(w io.Writer) error {
 			for _, name := range ratioMetrics {
 				metric, _ := MetricNamed(name)
 				if s, ok := c.Ratio(&p.Variants[0], metric); ok {
-					said = append(said, fmt.Sprintf("%s x%.2f [%.2f-%.2f] %s", name, s.Median, s.Low, s.High, s.Verdict))
+					said = append(said, fmt.Sprintf("%s x%s %s %s", name, times(s.Median), s.interval(), s.Verdict))
 				}
 			}
 			if said == nil {
@@ -136,7 +136,7 @@ func (rep *Report) writePublished(w io.Writer, p *PointResult) {
 		metric, _ := MetricNamed(name)
 		fmt.Fprintf(w, "  %s, published / ours:", name)
 		for _, b := range p.besides(metric) {
-			fmt.Fprintf(w, "  %s %s / %s", b.Setting, figure(b.Value), figure(b.ours))
+			fmt.Fprintf(w, "  %s %s / %s", b.Setting, figure(b.Value), metric.text(b.ours))
 			if b.ratio != nil {
 				fmt.Fprintf(w, " (x%.2f / x%s", b.publishedRatio, b.ratio)
 				if b.ratio.Differs() { // which bold says in Markdown
@@ -162,6 +162,13 @@ func metricNames(ps []Published) (names []string) {
 }
 
 // figure prints a number with as many digits as mean something.
+func (m Metric) text(v float64) string {
+	if v == 0 && m.Name == "commands_per_notification" {
+		return "none" // no notification
+	}
+	return figure(v)
+}
+
 func figure(v float64) string {
 	switch {
 	case v == 0:
@@ -233,7 +240,7 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 		if c.Idle() == len(c.Rounds) && !metric.throughput() {
 			return "-"
 		}
-		return figure(c.Spread(metric).Median)
+		return metric.text(c.Spread(metric).Median)
 	}
 	for _, p := range rep.Points {
 		if why := p.missing(); why != "" {
@@ -275,7 +282,7 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 					fmt.Fprintln(&b, "\n| point | figure | variant | published | measured | published ratio | measured ratio |")
 					fmt.Fprintln(&b, "|---|---|---|---|---|---|---|")
 				}
-				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |", p.Label, name, at.Setting, figure(at.Value), figure(at.ours))
+				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |", p.Label, name, at.Setting, figure(at.Value), metric.text(at.ours))
 				switch {
 				case at.publishedRatio == 0:
 					fmt.Fprintln(&b, " | |")
@@ -296,7 +303,7 @@ func markdownRatio(r Ratio) string {
 	if !r.Differs() {
 		return r.String()
 	}
-	return fmt.Sprintf("**%.2f** [%.2f-%.2f]", r.Median, r.Low, r.High)
+	return fmt.Sprintf("**%s** %s", times(r.Median), r.interval())
 }
 
 // CommandLine is a command as one types it, without the path to the program.

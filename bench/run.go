@@ -40,7 +40,7 @@ type Result struct {
 	Commands      int64   `json:"commands"`
 	Bytes         int64   `json:"bytes"`
 	ReadBacks     int64   `json:"read_backs,omitempty"` // of Commands, those that read back what Verify had written
-	Verified      int64   `json:"verified,omitempty"`   // commands whose data were checked
+	Verified      int64   `json:"verified,omitempty"`   // of the commands, those whose data were checked; in the warm-up they are too
 	IOPS          float64 `json:"iops"`
 	MBPerS        float64 `json:"mb_per_s"` // 10^6 bytes
 	MeanUS        float64 `json:"lat_mean_us"`
@@ -559,7 +559,8 @@ func (j *job) finished(s *slot) error {
 		j.last = s.Ended
 	}
 	// A command that began in the warm-up counts for neither.
-	if j.r.measuring.Load() && !s.started.Before(j.r.measure) {
+	counts := j.r.measuring.Load() && !s.started.Before(j.r.measure)
+	if counts {
 		j.comp++
 		if s.check && !s.write {
 			j.back++
@@ -581,7 +582,9 @@ func (j *job) finished(s *slot) error {
 	if err := checkPattern(s.buf, s.off, s.gen, j.r.w.Seed); err != nil {
 		return err
 	}
-	j.verif++
+	if counts {
+		j.verif++
+	}
 	return nil
 }
 

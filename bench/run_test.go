@@ -228,6 +228,18 @@ func TestRate(t *testing.T) {
 	}
 }
 
+// TestVerifiedAreCounted: of a timed run the verified commands are those that count.
+func TestVerifiedAreCounted(t *testing.T) {
+	s, d := open(t, completion.Adaptive, "ram:16m")
+	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 4096, Depth: 8, Jobs: 1, Runtime: 100 * time.Millisecond, Warmup: 100 * time.Millisecond, Size: 1 << 20, Verify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Verified != r.Commands || r.Commands == 0 {
+		t.Errorf("%d of %d commands verified", r.Verified, r.Commands)
+	}
+}
+
 // TestRateIsEven: with a rate each command is submitted when it is due, by itself, or with those of the same 50 us and no others: with Go's own
 // timers, which wake an idle process a millisecond late, half as many again would come together.
 func TestRateIsEven(t *testing.T) {

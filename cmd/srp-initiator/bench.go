@@ -59,7 +59,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.DurationVar(&w.Runtime, "runtime", 0, "how long to measure (default 2s without --loops)")
 		fs.Int64Var(&w.Loops, "loops", 0, "end after so many commands")
 		fs.DurationVar(&w.Warmup, "ramp-time", 200*time.Millisecond, "run before measuring begins (not with --loops, which measures every command)")
-		rate := fs.String("rate", "0", "commands per second of all jobs together, 1 or more (0: as many as go), or percent of what goes: 30%; those of 50 us are due together")
+		rate := fs.String("rate", "0", "commands per second of all jobs together, 1 or more (0: as many as go), or percent of what goes, with --compare in its first mode: 30%. Those that would be due within 50 us are due together; one that finds --iodepth others under way waits; latency counts from when it is sent")
 		fs.Var(&offset, "offset", "start of the range used")
 		fs.Var(&size, "size", "size of the range used (0: to the unit's end)")
 		fs.BoolVar(&w.Verify, "verify", false, "check every byte read, and read back what was written")
@@ -139,6 +139,11 @@ CPU time is this process's: what the target spends is not in it.`,
 				}
 				var we *bench.WorkloadError
 				if perCent > 0 {
+					if len(modes) > 0 {
+						if err := c.Session.SetMode(modes[0].mode); err != nil {
+							return err
+						}
+					}
 					if w.Rate, err = e.peak(c, d, w, perCent); err != nil {
 						return err
 					}
@@ -280,7 +285,7 @@ func (e *env) benchOnce(c *connection, d *disk.Disk, w bench.Workload) error {
 	if e.json {
 		return e.shownJSON(r, err)
 	}
-	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d procs=%d completion=%s: %s in %.2f s\n", r.Pattern, humanSize(int64(r.BlockSize)), r.Depth, r.Jobs, r.Procs, r.Mode, bench.Counted(r.Commands, "command"), r.Seconds)
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d procs=%d%s completion=%s: %s in %.2f s\n", r.Pattern, humanSize(int64(r.BlockSize)), r.Depth, r.Jobs, r.Procs, rateText(w), r.Mode, bench.Counted(r.Commands, "command"), r.Seconds)
 	if r.ReadBacks > 0 {
 		fmt.Fprintf(e.stdout, "  of these       %s of what was written\n", bench.Counted(r.ReadBacks, "read-back"))
 	}
@@ -318,6 +323,14 @@ func (e *env) shownJSON(v any, err error) error {
 		return perr
 	}
 	return &shown{err}
+}
+
+// rateText says at which rate commands were submitted, if there was one.
+func rateText(w bench.Workload) string {
+	if w.Rate == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" rate=%.0f", w.Rate)
 }
 
 func (e *env) benchCompare(f *connectFlags, c *connection, d *disk.Disk, w bench.Workload, modes []variant, rounds int) error {
@@ -369,6 +382,11 @@ func (e *env) benchCompare(f *connectFlags, c *connection, d *disk.Disk, w bench
 	if procs == 0 {
 		procs = runtime.GOMAXPROCS(0)
 	}
-	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d procs=%d, %s, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, procs, bench.Counted(len(cs[0].Rounds), "round"))
+	fmt.Fprintf(e.stdout, "%s bs=%s iodepth=%d jobs=%d procs=%d%s, %s, medians\n", w.Pattern, humanSize(int64(w.BlockSize)), w.Depth, w.Jobs, procs, rateText(w), bench.Counted(len(cs[0].Rounds), "round"))
+	for _, c := range cs {
+		if w.Rate > 0 && c.IOPS.Median < 0.98*w.Rate {
+			fmt.Fprintf(e.stdout, "%s does not reach the rate: compare its CPU time and latency with care\n", c.Name)
+		}
+	}
 	return errors.Join(err, bench.WriteTable(e.stdout, cs))
 }
