@@ -480,12 +480,12 @@ func (j *job) loop() error {
 					j.drain()
 					return j.err
 				}
-				j.last = time.Now() // nothing is under way: no stall
 				if nap := now.Add(longestNap); due.Before(nap) {
 					j.waiter.Wait(due)
 				} else {
 					j.waiter.Wait(nap) // the end may come before the next command is due
 				}
+				j.last = time.Now() // nothing was under way: no stall
 				continue
 			}
 			r.s.Wait(j.index+1, &j.waiter, until)

@@ -257,6 +257,18 @@ func TestRateIsEven(t *testing.T) {
 	}
 }
 
+// TestRestIsNoStall: the time between two commands of a rate, in which nothing is under way, is not one in which no command completes.
+func TestRestIsNoStall(t *testing.T) {
+	s, d := open(t, completion.Interrupt, "ram:16m")
+	r, err := bench.Run(t.Context(), s, d, bench.Workload{Pattern: bench.RandRead, BlockSize: 512, Depth: 2, Jobs: 1, Runtime: time.Second, Rate: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.LongestStallUS > r.MaxUS+5000 { // commands are 10 ms apart
+		t.Errorf("nothing completed for %.0f us, and no command took longer than %.0f us", r.LongestStallUS, r.MaxUS)
+	}
+}
+
 func TestCancel(t *testing.T) {
 	s, d := open(t, completion.Interrupt, "ram:16m")
 	ctx, cancel := context.WithCancel(t.Context())
