@@ -52,7 +52,7 @@ func (a *Alarm) block(w *Waiter, left time.Duration) (inTime, done bool) {
 	if !a.mu.TryLock() {
 		return false, false
 	}
-	end := now() + int64(left)
+	end := after(now(), left)
 	a.w.Store(w)
 	a.set(left)
 	<-w.wake

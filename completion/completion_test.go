@@ -699,6 +699,40 @@ func TestWaitDeadline(t *testing.T) {
 	}
 }
 
+// TestFarDeadline: a deadline that is farther away than 63 bits of nanoseconds tell is one that has not passed, also for a token that comes without a signal.
+func TestFarDeadline(t *testing.T) {
+	a, err := NewAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	far := time.Unix(1<<45, 0)
+	for _, m := range Modes() {
+		for _, alarm := range []*Alarm{nil, a} {
+			var w Waiter
+			w.SetAlarm(alarm)
+			i, q := open(t, 64, Config{Mode: m}, func([]verbs.WorkCompletion) { w.Signal() })
+			w.prepare()
+			for range 20 {
+				w.token()
+				go q.complete(verbs.WorkCompletion{})
+				if !i.Wait(&w, far) {
+					t.Fatalf("%v: the deadline has passed", m)
+				}
+				w.token()
+				go w.Signal()
+				if !w.Wait(far) {
+					t.Fatal("without an instance: the deadline has passed")
+				}
+				go w.Signal()
+				if !WaitAny(&w, far, []*Instance{i, i}) {
+					t.Fatalf("%v: the deadline of any has passed", m)
+				}
+			}
+		}
+	}
+}
+
 // TestPollOwned: a second goroutine is refused while the queue has an owner.
 func TestPollOwned(t *testing.T) {
 	i, q := open(t, 64, Config{}, func([]verbs.WorkCompletion) {})

@@ -5,6 +5,7 @@ package completion
 // on. Who has polled for Spin without success arms the queue and blocks.
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -231,7 +232,7 @@ func (i *Instance) waitPolling(w *Waiter, deadline time.Time) bool {
 	until := began + int64(i.spin())
 	end := int64(1<<63 - 1)
 	if !deadline.IsZero() {
-		end = began + int64(time.Until(deadline))
+		end = after(began, time.Until(deadline))
 	}
 	if nap := i.nap(); nap > 0 {
 		// Nobody else waits, so nobody is kept waiting by an unarmed queue.
@@ -282,6 +283,9 @@ func (i *Instance) noteLatency(took int64, signaled bool) {
 		i.latency.Store(old + (took-old)/8)
 	}
 }
+
+// after is the time d after at, or the last there is.
+func after(at int64, d time.Duration) int64 { return at + min(int64(d), math.MaxInt64-at) }
 
 // earlier is the earlier of two times; the zero deadline is no time.
 func earlier(deadline, t time.Time) time.Time {
@@ -488,7 +492,7 @@ func WaitAny(w *Waiter, deadline time.Time, members []*Instance) bool {
 	}
 	end := int64(1<<63 - 1)
 	if !deadline.IsZero() {
-		end = began + int64(time.Until(deadline))
+		end = after(began, time.Until(deadline))
 	}
 	for at := began; ; at = now() {
 		if w.take() {
