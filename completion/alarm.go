@@ -25,6 +25,10 @@ type Alarm struct {
 func NewAlarm() (*Alarm, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
+		var l unix.Rlimit
+		if err == unix.EMFILE && unix.Getrlimit(unix.RLIMIT_NOFILE, &l) == nil {
+			return nil, fmt.Errorf("completion: alarm: timerfd_create: %w: this process may have %d (ulimit -n)", err, l.Cur)
+		}
 		return nil, fmt.Errorf("completion: alarm: timerfd_create: %w", err)
 	}
 	a := &Alarm{fd: fd, file: os.NewFile(uintptr(fd), "timerfd"), ended: make(chan struct{})}

@@ -324,7 +324,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.As(err, &rej), errors.As(err, &cmrej) && cmrej.Reason == cm.ReasonConsumerDefined: // with an SRP_LOGIN_REJ, or with other bytes
 		return exitRejected
-	case errors.As(err, &device):
+	case errors.As(err, &device), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE): // limits say nothing about the target
 		return exitDevice
 	case errors.As(err, &cmrej), errors.As(err, &proto), errors.As(err, &status), errors.As(err, &lookup), errors.Is(err, cm.ErrUnreachable), errors.Is(err, cm.ErrDisconnected),
 		errors.Is(err, srp.ErrConnectionLost), errors.Is(err, srp.ErrFailFast), errors.Is(err, srp.ErrDeviceLost), errors.Is(err, context.DeadlineExceeded):
