@@ -59,7 +59,7 @@ CPU time is this process's: what the target spends is not in it.`,
 		fs.DurationVar(&w.Runtime, "runtime", 0, "how long to measure (default 2s without --loops)")
 		fs.Int64Var(&w.Loops, "loops", 0, "end after so many commands")
 		fs.DurationVar(&w.Warmup, "ramp-time", 200*time.Millisecond, "run before measuring begins (not with --loops, which measures every command)")
-		rate := fs.String("rate", "0", "commands per second of all jobs together, 1 or more (0: as many as go), or percent of what goes, with --compare in its first mode: 30%. Those that would be due within 50 us are due together; one that finds --iodepth others under way waits; latency counts from when it is sent")
+		rate := fs.String("rate", "0", "commands per second of all jobs together, 1 or more (0: as many as go), or percent of what goes, with --compare in its first mode: 30%. Those of a job that would be due within 50 us are due together; one that finds --iodepth others under way waits; latency counts from when it is sent")
 		fs.Var(&offset, "offset", "start of the range used")
 		fs.Var(&size, "size", "size of the range used (0: to the unit's end)")
 		fs.BoolVar(&w.Verify, "verify", false, "check every byte read, and read back what was written")
