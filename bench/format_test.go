@@ -21,7 +21,7 @@ func TestTimes(t *testing.T) {
 // TestNoNotifications: a round without a notification has no commands per notification, and a variant without any says so: it is not the worst, at 0.
 func TestNoNotifications(t *testing.T) {
 	m, _ := MetricNamed("commands_per_notification")
-	round := func(per float64) *Result { return &Result{IOPS: 1, CommandsPerNotif: per} }
+	round := func(per float64) *Result { return &Result{IOPS: 1, CommandsPerNotif: per, NotificationsPerS: per} }
 	base := Compared{Rounds: []*Result{round(2), round(2), round(0), round(2)}}
 	some := Compared{Rounds: []*Result{round(0), round(10), round(10), round(20)}}
 	none := Compared{Rounds: []*Result{round(0), round(0), round(0), round(0)}}
@@ -34,8 +34,11 @@ func TestNoNotifications(t *testing.T) {
 	if _, ok := none.Ratio(&base, m); ok {
 		t.Error("a ratio without any notification")
 	}
-	if got := m.text(none.Spread(m).Median); got != "none" {
+	if got := none.medianText(m); got != "none" {
 		t.Errorf("%q, want none", got)
+	}
+	if got := some.medianText(m); got != "10.0" {
+		t.Errorf("%q, want 10.0", got)
 	}
 	if r := (Ratio{Spread: Spread{Median: 1.1}, Low: 1.001, High: 1.2, Verdict: Higher}); !strings.Contains(r.String(), "[1.001-1.20]") {
 		t.Errorf("%v", r)

@@ -47,7 +47,7 @@ func ExperimentNamed(name string) (*Experiment, error) {
 }
 
 // loadDepth is the queue depth of the experiments that go by load. Published interrupts brought 1.2 to 1.3 commands each; at this depth a notification of
-// softroce brings ten, at 32 seventeen, and what a notification costs does not matter any more. The depth sweep has the other depths.
+// softroce brings sixteen, at 32 twenty-eight, and what a notification costs does not matter any more. The depth sweep has the other depths.
 const loadDepth = 16
 
 // e1 is blk-iopoll's introduction, with the loads below saturation that its review asked for.

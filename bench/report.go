@@ -58,7 +58,7 @@ func (rep *Report) WriteText(w io.Writer) error {
 					fmt.Fprint(t, "-\t")
 					continue
 				}
-				fmt.Fprintf(t, "%s\t", metric.text(s.Median))
+				fmt.Fprintf(t, "%s\t", c.medianText(metric))
 				if name == "iops" {
 					fmt.Fprintf(t, "[%.0f-%.0f]\t", s.Min, s.Max)
 				}
@@ -99,7 +99,8 @@ func (rep *Report) procsText() string {
 // beside is a published figure with ours.
 type beside struct {
 	Published
-	ours float64 // the median
+	ours float64 // the median,
+	text string  // and in words
 	// To the first variant of the metric; ours is nil for that itself, and where it has zeros.
 	publishedRatio float64
 	ratio          *Ratio
@@ -115,7 +116,7 @@ func (p *PointResult) besides(m Metric) (all []beside) {
 			continue
 		}
 		c := &p.Variants[k]
-		b := beside{Published: pub, ours: c.Spread(m).Median}
+		b := beside{Published: pub, ours: c.Spread(m).Median, text: c.medianText(m)}
 		if base == nil {
 			base, first = c, pub.Value
 		} else {
@@ -136,7 +137,7 @@ func (rep *Report) writePublished(w io.Writer, p *PointResult) {
 		metric, _ := MetricNamed(name)
 		fmt.Fprintf(w, "  %s, published / ours:", name)
 		for _, b := range p.besides(metric) {
-			fmt.Fprintf(w, "  %s %s / %s", b.Setting, figure(b.Value), metric.text(b.ours))
+			fmt.Fprintf(w, "  %s %s / %s", b.Setting, figure(b.Value), b.text)
 			if b.ratio != nil {
 				fmt.Fprintf(w, " (x%.2f / x%s", b.publishedRatio, b.ratio)
 				if b.ratio.Differs() { // which bold says in Markdown
@@ -162,11 +163,14 @@ func metricNames(ps []Published) (names []string) {
 }
 
 // figure prints a number with as many digits as mean something.
-func (m Metric) text(v float64) string {
-	if v == 0 && m.Name == "commands_per_notification" {
-		return "none" // no notification
+// medianText is a variant's median; no commands per notification where most rounds had no notification.
+func (c *Compared) medianText(m Metric) string {
+	if m.Name == "commands_per_notification" {
+		if n, _ := MetricNamed("notifications"); c.Spread(n).Median == 0 {
+			return "none"
+		}
 	}
-	return figure(v)
+	return figure(c.Spread(m).Median)
 }
 
 func figure(v float64) string {
@@ -240,7 +244,7 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 		if c.Idle() == len(c.Rounds) && !metric.throughput() {
 			return "-"
 		}
-		return metric.text(c.Spread(metric).Median)
+		return c.medianText(metric)
 	}
 	for _, p := range rep.Points {
 		if why := p.missing(); why != "" {
@@ -282,7 +286,7 @@ func (rep *Report) WriteMarkdown(w io.Writer) error {
 					fmt.Fprintln(&b, "\n| point | figure | variant | published | measured | published ratio | measured ratio |")
 					fmt.Fprintln(&b, "|---|---|---|---|---|---|---|")
 				}
-				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |", p.Label, name, at.Setting, figure(at.Value), metric.text(at.ours))
+				fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |", p.Label, name, at.Setting, figure(at.Value), at.text)
 				switch {
 				case at.publishedRatio == 0:
 					fmt.Fprintln(&b, " | |")
