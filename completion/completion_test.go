@@ -919,7 +919,7 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestAlarm: a Wait with an Alarm ends within a millisecond of its deadline, by which Go's timers are late, also the next one, and at once for a signal; a second
+// TestAlarm: a Wait with an Alarm ends sooner after its deadline than by Go's timers, which are a millisecond late, also the next one, and at once for a signal; a second
 // Wait by the same Alarm goes by Go's timers.
 func TestAlarm(t *testing.T) {
 	a, err := NewAlarm()
@@ -929,21 +929,25 @@ func TestAlarm(t *testing.T) {
 	defer a.Close()
 	var w Waiter
 	w.SetAlarm(a)
-	late := make([]time.Duration, 0, 101)
-	for len(late) < cap(late) {
+	// Beside Go's timers, in turn: how late a machine lets a thread run is its own affair.
+	var late [2][]time.Duration
+	for n := range 202 {
+		w.SetAlarm([]*Alarm{a, nil}[n%2])
 		deadline := time.Now().Add(100 * time.Microsecond)
 		if w.Wait(deadline) {
 			t.Fatal("signaled by nobody")
 		}
-		if d := time.Since(deadline); d < 0 {
+		d := time.Since(deadline)
+		if d < 0 {
 			t.Fatalf("%v before the deadline", -d)
-		} else {
-			late = append(late, d)
 		}
+		late[n%2] = append(late[n%2], d)
 	}
-	slices.Sort(late)
-	if late[50] > 900*time.Microsecond {
-		t.Errorf("late by %v, median of %d", late[50], len(late))
+	w.SetAlarm(a)
+	slices.Sort(late[0])
+	slices.Sort(late[1])
+	if late[0][50] > late[1][50]*3/4 {
+		t.Errorf("late by %v, Go's timers by %v, medians of 101", late[0][50], late[1][50])
 	}
 	go w.Signal()
 	if began := time.Now(); !w.Wait(began.Add(time.Hour)) || time.Since(began) > time.Minute {
