@@ -1,5 +1,5 @@
 # make demo    see it work on this machine: no privileges, no RDMA device, under 90 s
-# make check   build, vet, lint, unit tests, house rules: under 3 minutes, no privileges
+# make check   build, vet, lint, unit tests, house rules: two to four minutes on two CPUs, no privileges
 # make test    check in full, the race detector, and the tests that run in guests with real kernels 6.1 and 6.12; what CI runs
 # make help    the other targets
 
