@@ -39,6 +39,8 @@ const (
 	// smallLen is the data buffer that each command slot owns. Larger data goes straight to
 	// and from the store's memory, or through a large buffer.
 	smallLen = lun.ScratchLen
+	// aheadLen is the most data that goes in front of everything else in a batch.
+	aheadLen = 16 << 10
 	// largeLen is a large buffer; it must hold what a command needs in one piece.
 	largeLen = lun.WholeLen
 	// largeBuffers per channel. Commands that need one wait in order when all are taken.

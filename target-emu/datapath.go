@@ -649,7 +649,7 @@ func (c *command) plan(n int64) (wrs int, bytes int64) {
 // pieces appends the requests that plan counted. Small data whose response follows are gathered in front of the batch; large ones stay where they
 // are, or the first response would wait for the data of all.
 func (ch *channel) pieces(c *command, op verbs.SendOpcode, local uint64, lkey uint32, n int64) {
-	ahead := op == verbs.OpRDMAWrite && c.want <= smallLen && c.moved+n == c.want
+	ahead := op == verbs.OpRDMAWrite && c.want <= aheadLen && c.moved+n == c.want
 	for n > 0 {
 		d := &c.descs[c.desc]
 		l := min(int64(d.Len-c.descOff), n, maxPiece)

@@ -40,6 +40,9 @@ const (
 	// deferAtFirst is how many packets of a turn PostSend holds back from a peer that could work on them meanwhile. With 32 commands under way each end
 	// then has half of them at a time; with all of them the one slept while the other worked.
 	deferAtFirst = 16
+	// divideWrites is the largest WRITE, in packets, that is divided where packets leave in trains. FIRST and MIDDLE differ in size, so that each WRITE of a few packets takes a train or two
+	// of its own, and a train costs more than its packets: with 8 KiB at path MTU 4096 divided ones do 1.4 times as many reads at depth 16. A long WRITE fills trains with its MIDDLEs anyway.
+	divideWrites = 8
 	// receiveRounds bounds the batches of one turn, so that completions are reaped in between.
 	receiveRounds = 4
 )

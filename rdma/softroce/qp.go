@@ -151,7 +151,11 @@ func (q *queuePair) setSoft(yes bool) {
 	q.soft = yes
 	q.group = yes && q.d.link.GSO()
 	if yes {
-		q.rc.SetTuning(rc.Tuning{AckDelay: ackDelay, AckEvery: ackEvery, AckUnasked: ackUnasked, AskRarely: true})
+		t := rc.Tuning{AckDelay: ackDelay, AckEvery: ackEvery, AckUnasked: ackUnasked, AskRarely: true}
+		if q.group {
+			t.DivideWrites = divideWrites
+		}
+		q.rc.SetTuning(t)
 	}
 }
 

@@ -91,6 +91,9 @@ type Tuning struct {
 	// READ requests, which the peer cannot tell from several work requests; so a READ cannot make the peer send more at
 	// once than Window. Default: half the window.
 	ReadChunk int
+	// DivideWrites is the largest number of packets of an RDMA WRITE without immediate data that goes out as one message for each packet, which the peer cannot tell from
+	// several work requests. Its packets are then of one size, but for the last, and like those of the WRITEs around it, so that all may share a train. 0: none is divided.
+	DivideWrites int
 	// AckDelay lets an acknowledgement wait for company: it goes out with the next request (Ride), after AckEvery
 	// packets, or AckDelay after the packet that asked for it. 0: at the end of the batch, which suits every peer. It must be well below
 	// the peer's retransmission timeout.

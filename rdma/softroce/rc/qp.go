@@ -79,7 +79,7 @@ func (q *QP) Stats() Stats { return q.stats }
 // DestQPN is the peer's queue pair, valid from RTR on.
 func (q *QP) DestQPN() uint32 { return q.destQPN }
 
-// SetTuning changes the tuning; READs that are under way keep their chunks.
+// SetTuning changes the tuning; READs and WRITEs that are under way keep their division.
 func (q *QP) SetTuning(t Tuning) {
 	s, r := &q.snd, &q.rcv
 	s.window = MaxWindow
@@ -90,6 +90,7 @@ func (q *QP) SetTuning(t Tuning) {
 	if t.ReadChunk > 0 {
 		s.chunk = min(t.ReadChunk, s.window)
 	}
+	s.divide = max(0, t.DivideWrites)
 	s.ackReqEvery = min(ackReqEvery, max(1, s.window/2))
 	s.askRarely = t.AskRarely
 	r.ackDelay, r.ackUnasked = max(0, t.AckDelay), max(0, t.AckUnasked)

@@ -12,7 +12,7 @@ import (
 type sendWQE struct {
 	first   packet.PSN
 	npkt    int // PSNs; 0 for local operations
-	chunk   int // READ: packets per READ request
+	chunk   int // READ, WRITE: packets per request of the wire
 	op      verbs.SendOpcode
 	flags   verbs.SendFlags
 	started bool
@@ -49,6 +49,7 @@ type requester struct {
 	una, nxt, max, next packet.PSN
 
 	window, chunk, ackReqEvery int
+	divide                     int // WRITEs of up to so many packets are divided
 	sinceAckReq                int
 	askRarely                  bool
 	reads, maxReads            int // READ requests that wait for responses
@@ -246,8 +247,13 @@ func (q *QP) transmit(now Time) {
 			w.first = s.next
 			w.started = true
 			s.next = w.end()
-			if w.op == verbs.OpRDMARead {
+			switch w.op {
+			case verbs.OpRDMARead:
 				s.readWQEs++
+			case verbs.OpRDMAWrite:
+				if w.chunk = w.npkt; w.npkt <= s.divide {
+					w.chunk = 1
+				}
 			}
 		}
 		var ok bool
@@ -353,16 +359,20 @@ func (q *QP) sendRequest(w *sendWQE) bool {
 		h.Opcode = pick(first, last, packet.SendFirst, packet.SendMiddle, packet.SendLastInv, packet.SendOnlyInv)
 		imm = last
 	case verbs.OpRDMAWrite:
-		h.Opcode = pick(first, last, packet.WriteFirst, packet.WriteMiddle, packet.WriteLast, packet.WriteOnly)
+		first = i%w.chunk == 0
+		h.Opcode = pick(first, last || (i+1)%w.chunk == 0, packet.WriteFirst, packet.WriteMiddle, packet.WriteLast, packet.WriteOnly)
+		if first {
+			(&packet.RETH{Addr: w.remote + uint64(off), RKey: w.rkey, Length: min(w.length-off, uint32(w.chunk)<<q.mtuShift)}).Put(q.hdr[hl:])
+			hl += packet.RETHLen
+		}
 	default: // OpRDMAWriteImm
 		h.Opcode = pick(first, last, packet.WriteFirst, packet.WriteMiddle, packet.WriteLastImm, packet.WriteOnlyImm)
 		imm = last
 		h.Solicited = last && h.Solicited
-	}
-	if first && (w.op == verbs.OpRDMAWrite || w.op == verbs.OpRDMAWriteImm) {
-		r := packet.RETH{Addr: w.remote, RKey: w.rkey, Length: w.length}
-		r.Put(q.hdr[hl:])
-		hl += packet.RETHLen
+		if first {
+			(&packet.RETH{Addr: w.remote, RKey: w.rkey, Length: w.length}).Put(q.hdr[hl:])
+			hl += packet.RETHLen
+		}
 	}
 	if imm {
 		packet.PutImm(q.hdr[hl:], w.imm)
