@@ -8,11 +8,15 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/hostmem"
+	"srp-initiator/rdma/softroce/packet"
+	"srp-initiator/rdma/softroce/rc"
+	"srp-initiator/rdma/softroce/udp"
 	"srp-initiator/rdma/verbs"
 )
 
@@ -284,6 +288,145 @@ func TestSendWriteRead(t *testing.T) {
 			}
 			quiet(t, a, b)
 		})
+	}
+}
+
+// trains is a socket that notes the WRITE packets which leave, those of one train together.
+type trains struct {
+	*udp.Socket
+	sent [][]string // guarded by Device.mu
+}
+
+func (l *trains) Send(ts []udp.Train) (int, error) {
+	n, err := l.Socket.Send(ts)
+	for i := range ts[:n] {
+		var packets []string
+		for b := range slices.Chunk(ts[i].Data, ts[i].Segment) {
+			var p packet.Packet
+			if p.Parse(b) != nil || p.Kind&packet.KindWrite == 0 {
+				continue
+			}
+			s := fmt.Sprintf("%s of %d", strings.TrimPrefix(p.Opcode.String(), "RDMA WRITE "), len(p.Payload))
+			if p.Kind&packet.KindFirst != 0 {
+				h := p.RETH()
+				s += fmt.Sprintf(" to %d+%d", h.Addr&0xfffff, h.Length)
+			}
+			packets = append(packets, s)
+		}
+		if packets != nil {
+			l.sent = append(l.sent, packets)
+		}
+	}
+	return n, err
+}
+
+// WRITEs of two packets that are posted together leave in one train for a peer of this implementation, each packet a message of its own. Any other peer, and one
+// that trains do not go to, gets one message for each.
+func TestSmallWritesShareATrain(t *testing.T) {
+	const n, size = 6, 8192
+	for _, c := range []struct {
+		name         string
+		opts         udp.Options
+		stranger     bool
+		divided, one bool
+	}{
+		{"this implementation", udp.Options{}, false, true, true},
+		{"no trains", udp.Options{NoGSO: true}, false, false, false},
+		{"stranger", udp.Options{}, true, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := udp.OpenLoopback(c.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !c.opts.NoGSO && !s.GSO() {
+				s.Close()
+				t.Skip("no UDP_SEGMENT here")
+			}
+			l := &trains{Socket: s}
+			d, err := OpenLink(l, verbs.MTU4096)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { d.Close() })
+			a, b := newEnd(t, d, true), newEnd(t, open(t), true)
+			connect(t, a, b)
+			if c.stranger {
+				d.mu.Lock()
+				a.qp.(*queuePair).setSoft(false)
+				d.mu.Unlock()
+			}
+			fill(a.mem.Bytes(), 9)
+			base := (b.mr.Addr() + 0xfffff) &^ 0xfffff
+			var wrs []verbs.SendWorkRequest
+			var want [][]string
+			for i := range n {
+				k := size
+				if i == n-1 {
+					k -= 4095 // the short end of a train
+				}
+				wrs = append(wrs, verbs.SendWorkRequest{Opcode: verbs.OpRDMAWrite, SGList: a.sge(i*size, k), RemoteAddr: base + uint64(i*size), RKey: b.mr.RKey()})
+				first, last := fmt.Sprintf("First of 4096 to %d+%d", i*size, k), fmt.Sprintf("Last of %d", k-4096)
+				if c.divided {
+					first, last = fmt.Sprintf("Only of 4096 to %d+4096", i*size), fmt.Sprintf("Only of %d to %d+%d", k-4096, i*size+4096, k-4096)
+				}
+				want = append(want, []string{first}, []string{last})
+			}
+			if c.one {
+				want = [][]string{slices.Concat(want...)}
+			}
+			a.send(t, wrs...)
+			for _, wc := range a.poll(t, n) {
+				if wc.Status != verbs.WCSuccess {
+					t.Fatalf("%+v", wc)
+				}
+			}
+			d.mu.Lock()
+			if got := l.sent; !slices.EqualFunc(got, want, slices.Equal) {
+				t.Errorf("left\n%q\nwant\n%q", got, want)
+			}
+			d.mu.Unlock()
+			if at := int(base - b.mr.Addr()); !bytes.Equal(b.mem.Slice(at, n*size-4095), a.mem.Slice(0, n*size-4095)) {
+				t.Error("other bytes")
+			}
+			quiet(t, a, b)
+		})
+	}
+}
+
+// How requests are sent follows the peer, also where a queue pair gets another one.
+func TestTuningFollowsThePeer(t *testing.T) {
+	for _, opts := range [][]Option{nil, {WithoutOffload()}} {
+		d := open(t, opts...)
+		e := newEnd(t, d, false)
+		q := e.qp.(*queuePair)
+		soft := rc.Tuning{AckDelay: ackDelay, AckEvery: ackEvery, AckUnasked: ackUnasked, AskRarely: true}
+		if d.Stats().Socket.GSO {
+			soft.DivideWrites = divideWrites
+		}
+		for _, c := range []struct {
+			peer string
+			want rc.Tuning
+		}{{"127.1.2.3", soft}, {"192.0.2.1", anyPeer}, {"127.1.2.3", soft}} {
+			for _, m := range []struct {
+				a    verbs.QPAttr
+				mask verbs.QPAttrMask
+			}{
+				{verbs.QPAttr{State: verbs.QPReset}, verbs.QPMaskState},
+				{verbs.QPAttr{State: verbs.QPInitState, Port: 1}, verbs.QPMaskToInit},
+				{verbs.QPAttr{State: verbs.QPReadyToReceive, AV: verbs.AddressVector{DGID: verbs.GIDFromAddr(netip.MustParseAddr(c.peer)), IsGlobal: true}, PathMTU: verbs.MTU1024,
+					DestQPN: 0x777}, verbs.QPMaskToRTR},
+			} {
+				if err := q.Modify(&m.a, m.mask); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d.mu.Lock()
+			if got := q.rc.Tuning(); got != c.want {
+				t.Errorf("%s: %+v, want %+v", c.peer, got, c.want)
+			}
+			d.mu.Unlock()
+		}
 	}
 }
 

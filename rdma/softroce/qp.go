@@ -40,6 +40,9 @@ type queuePair struct {
 	riding    bool // in Device.riders
 }
 
+// anyPeer is the tuning that suits every peer.
+var anyPeer = rc.Tuning{AckUnasked: ackUnasked}
+
 func (pd *protectionDomain) CreateQP(init verbs.QPInit) (verbs.QueuePair, error) {
 	d := pd.d
 	send, ok1 := init.SendCQ.(*completionQueue)
@@ -78,7 +81,7 @@ func (pd *protectionDomain) CreateQP(init verbs.QPInit) (verbs.QueuePair, error)
 			break
 		}
 	}
-	q.rc = rc.New(rc.Config{QPN: q.qpn, Cap: c, SignalAll: init.SignalAll, Tuning: rc.Tuning{AckUnasked: ackUnasked}}, q, q)
+	q.rc = rc.New(rc.Config{QPN: q.qpn, Cap: c, SignalAll: init.SignalAll, Tuning: anyPeer}, q, q)
 	q.cap = q.rc.Cap()
 	d.qps[q.qpn] = q
 	d.order = append(d.order, q)
@@ -150,13 +153,14 @@ func (q *queuePair) modify(a *verbs.QPAttr, mask verbs.QPAttrMask) error {
 func (q *queuePair) setSoft(yes bool) {
 	q.soft = yes
 	q.group = yes && q.d.link.GSO()
+	t := anyPeer // also of a queue pair whose last peer was of this implementation
 	if yes {
-		t := rc.Tuning{AckDelay: ackDelay, AckEvery: ackEvery, AckUnasked: ackUnasked, AskRarely: true}
-		if q.group {
-			t.DivideWrites = divideWrites
-		}
-		q.rc.SetTuning(t)
+		t = rc.Tuning{AckDelay: ackDelay, AckEvery: ackEvery, AckUnasked: ackUnasked, AskRarely: true}
 	}
+	if q.group {
+		t.DivideWrites = divideWrites
+	}
+	q.rc.SetTuning(t)
 }
 
 // fail moves the queue pair to the error state.
