@@ -92,7 +92,8 @@ type Tuning struct {
 	// once than Window. Default: half the window.
 	ReadChunk int
 	// DivideWrites is the largest number of packets of an RDMA WRITE without immediate data that goes out as one message for each packet, which the peer cannot tell from
-	// several work requests. Its packets are then of one size, but for the last, and like those of the WRITEs around it, so that all may share a train. 0: none is divided.
+	// several work requests. Its packets are then of one size, but for the last, and like those of the WRITEs around it, so that all may share a train. The peer checks
+	// key and range of each packet by itself: of a WRITE that goes beyond its region what lies inside has been written when the rest is refused. 0: none is divided.
 	DivideWrites int
 	// AckDelay lets an acknowledgement wait for company: it goes out with the next request (Ride), after AckEvery
 	// packets, or AckDelay after the packet that asked for it. 0: at the end of the batch, which suits every peer. It must be well below

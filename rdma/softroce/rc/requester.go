@@ -251,7 +251,8 @@ func (q *QP) transmit(now Time) {
 			case verbs.OpRDMARead:
 				s.readWQEs++
 			case verbs.OpRDMAWrite:
-				if w.chunk = w.npkt; w.npkt <= s.divide {
+				w.chunk = w.npkt
+				if w.npkt <= s.divide {
 					w.chunk = 1
 				}
 			}
@@ -314,8 +315,8 @@ func (q *QP) executeLocal(w *sendWQE) verbs.WCStatus {
 	return verbs.WCSuccess
 }
 
-// ackReq decides whether the packet of w about to go asks for an acknowledgement: the last of a message, and one in ackReqEvery, so that
-// a full window always holds one. With askRarely, a message whose completion nobody waits for does not, unless it is sent
+// ackReq decides whether the packet of w about to go asks for an acknowledgement: the last of w, divided or not, and one in ackReqEvery, so that
+// a full window always holds one. With askRarely, the last of a request whose completion nobody waits for does not, unless it is sent
 // again or the send queue fills up.
 func (q *QP) ackReq(w *sendWQE, last bool) bool {
 	s := &q.snd

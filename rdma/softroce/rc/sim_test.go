@@ -132,6 +132,10 @@ func runSession(seed uint64) (err error) {
 		if r.IntN(3) == 0 {
 			tune.ReadBurst, tune.ReadInterval = 1+r.IntN(4), time.Duration(1+r.IntN(40))*time.Microsecond
 		}
+		// Not from r: the seeds below, all odd, would no longer be what failed.
+		if seed%2 == 0 {
+			tune.DivideWrites = int((seed/2 + 7*uint64(self)) % 60)
+		}
 		addr := addrA
 		paddr := addrB
 		if self == 1 {
@@ -170,6 +174,11 @@ func runSession(seed uint64) (err error) {
 		again = func() {
 			s.dropUnsignaled()
 			s.post()
+			if seed%2 == 0 { // what is under way keeps its division
+				tune := s.qp.Tuning()
+				tune.DivideWrites = (tune.DivideWrites + 17) % 60
+				s.qp.SetTuning(tune)
+			}
 			if s.toPost > 0 {
 				net.After(100*time.Microsecond, again)
 			}

@@ -142,8 +142,53 @@ func (c *couple) rdmaWrite(tb testing.TB, n int) func() {
 	}
 }
 
+// What each end makes of divided WRITEs: the peer as many messages as packets, the requester one completion; a lost packet comes again, and no other byte is written than those
+// named. Each packet's range is checked by itself, as that of several work requests is: of a WRITE that goes beyond its region the packets inside have been written.
+func TestDividedWritesArrive(t *testing.T) {
+	const n = 2*4096 + 3
+	for lost, want := range map[int]struct{ again, twice uint64 }{-1: {}, 0: {again: 3}, 1: {again: 2}, 2: {again: 3, twice: 2}} { // the last one's loss is the timer's to find
+		c := newCouple(t, Tuning{DivideWrites: 3})
+		for i := range c.bufA.buf {
+			c.bufA.buf[i] = byte(i*7 + i>>8)
+		}
+		write := func(to uint64) {
+			t.Helper()
+			mustPost(t, c.a, c.now, []verbs.SendWorkRequest{{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGList: []verbs.SGE{c.bufA.sge(5, n)}, RemoteAddr: to, RKey: c.bufB.key}})
+		}
+		write(c.bufB.addr + 11)
+		if len(c.ao.pkts) != 3 {
+			t.Fatalf("%d packets", len(c.ao.pkts))
+		}
+		if lost >= 0 {
+			c.ao.pkts = append(c.ao.pkts[:lost], c.ao.pkts[lost+1:]...)
+		}
+		c.settle()
+		if lost == 2 {
+			c.now = c.a.Deadline()
+			c.a.Tick(c.now)
+			c.settle()
+		}
+		if c.ao.sends != 1 || c.b.Stats().Messages != 3 || c.a.Stats().Retransmits != want.again || c.b.Stats().Duplicates != want.twice {
+			t.Errorf("packet %d lost: %d completions; %+v; %+v", lost, c.ao.sends, c.a.Stats(), c.b.Stats())
+		}
+		mem := make([]byte, len(c.bufB.buf))
+		copy(mem[11:], c.bufA.buf[5:5+n])
+		if !bytes.Equal(c.bufB.buf, mem) {
+			t.Errorf("packet %d lost: other bytes", lost)
+		}
+		// The last of the three is not inside.
+		to := len(c.bufB.buf) - n + 1
+		write(c.bufB.addr + uint64(to))
+		c.settle()
+		copy(mem[to:], c.bufA.buf[5:5+2*4096])
+		if c.ao.sends != 2 || c.ao.fail != 2 || c.a.State() != verbs.QPError || c.b.Stats().Messages != 5 || !bytes.Equal(c.bufB.buf, mem) {
+			t.Errorf("beyond the region: %d completions, %d failures, %s, %d messages, bytes as named: %v", c.ao.sends, c.ao.fail, c.a.State(), c.b.Stats().Messages, bytes.Equal(c.bufB.buf, mem))
+		}
+	}
+}
+
 func TestNoAllocation(t *testing.T) {
-	for name, tune := range map[string]Tuning{"plain": {}, "delayed ACKs": {AckDelay: time.Millisecond}, "few ACKs": {AckDelay: time.Millisecond, AckUnasked: time.Millisecond, AskRarely: true}} {
+	for name, tune := range map[string]Tuning{"plain": {}, "divided WRITEs": {DivideWrites: 16}, "delayed ACKs": {AckDelay: time.Millisecond}, "few ACKs": {AckDelay: time.Millisecond, AckUnasked: time.Millisecond, AskRarely: true}} {
 		c := newCouple(t, tune)
 		for op, f := range map[string]func(){"SRP READ": c.srpRead(t), "READ 64 KiB": c.rdmaRead(t, 64<<10), "WRITE 64 KiB": c.rdmaWrite(t, 64<<10)} {
 			f()

@@ -472,6 +472,134 @@ func TestGoBackN(t *testing.T) {
 	r.statuses(ok)
 }
 
+// A WRITE of up to DivideWrites packets goes out as a message for each, a longer one and one with immediate data as one message. In either case the last packet alone asks
+// for an acknowledgement and carries the solicited event, and all make one completion.
+func TestDividedWrites(t *testing.T) {
+	const at = 0x9000
+	reth := func(off, n uint32) packet.RETH { return packet.RETH{Addr: at + uint64(off), RKey: 0x77, Length: n} }
+	for _, c := range []struct {
+		op    verbs.SendOpcode
+		n     int
+		want  []string
+		reths []packet.RETH // of the first packets; the others have none
+	}{
+		{verbs.OpRDMAWrite, 0, []string{"RDMA WRITE Only psn 40 len 0"}, []packet.RETH{reth(0, 0)}},
+		{verbs.OpRDMAWrite, 256, []string{"RDMA WRITE Only psn 40 len 256"}, []packet.RETH{reth(0, 256)}},
+		{verbs.OpRDMAWrite, 257, []string{"RDMA WRITE Only psn 40 len 256", "RDMA WRITE Only psn 41 len 1"}, []packet.RETH{reth(0, 256), reth(256, 1)}},
+		{verbs.OpRDMAWrite, 763, []string{"RDMA WRITE Only psn 40 len 256", "RDMA WRITE Only psn 41 len 256", "RDMA WRITE Only psn 42 len 251"},
+			[]packet.RETH{reth(0, 256), reth(256, 256), reth(512, 251)}},
+		{verbs.OpRDMAWrite, 768, []string{"RDMA WRITE Only psn 40 len 256", "RDMA WRITE Only psn 41 len 256", "RDMA WRITE Only psn 42 len 256"},
+			[]packet.RETH{reth(0, 256), reth(256, 256), reth(512, 256)}},
+		{verbs.OpRDMAWrite, 769, []string{"RDMA WRITE First psn 40 len 256", "RDMA WRITE Middle psn 41 len 256", "RDMA WRITE Middle psn 42 len 256", "RDMA WRITE Last psn 43 len 1"},
+			[]packet.RETH{reth(0, 769)}},
+		{verbs.OpRDMAWriteImm, 257, []string{"RDMA WRITE First psn 40 len 256", "RDMA WRITE Last with immediate psn 41 len 1"}, []packet.RETH{reth(0, 257)}},
+		{verbs.OpSend, 257, []string{"SEND First psn 40 len 256", "SEND Last psn 41 len 1"}, nil},
+	} {
+		t.Run(fmt.Sprintf("opcode %d of %d bytes", c.op, c.n), func(t *testing.T) {
+			r := newRig(t, nil, Tuning{DivideWrites: 3, AskRarely: true})
+			r.post(c.op, c.n, func(w *verbs.SendWorkRequest) { w.Flags |= verbs.SendSolicited })
+			var data []byte
+			for i, p := range r.expect(c.want...) {
+				if i < len(c.reths) && p.RETH() != c.reths[i] {
+					t.Errorf("%s: %+v, want %+v", p, p.RETH(), c.reths[i])
+				}
+				if last := i == len(c.want)-1; p.AckReq != last || p.Solicited != last {
+					t.Errorf("%s: AckReq %v, solicited %v", p, p.AckReq, p.Solicited)
+				}
+				data = append(data, p.Payload...)
+			}
+			if !bytes.Equal(data, r.buf.buf[:c.n]) {
+				t.Error("other bytes")
+			}
+			for i := range c.want {
+				r.statuses()
+				r.take(wire{op: packet.Acknowledge, psn: rigPSN + packet.PSN(i), syn: 0x1f})
+			}
+			r.statuses(ok)
+		})
+	}
+}
+
+// Going back into a divided WRITE begins with the packet that is missing, as a message of its own, whatever the tuning is by then.
+func TestGoBackIntoDividedWrite(t *testing.T) {
+	for name, lose := range map[string]func(r *rig){
+		"NAK":                   func(r *rig) { r.take(wire{op: packet.Acknowledge, psn: 42, syn: 0x60}) },
+		"acknowledged in parts": func(r *rig) { r.take(wire{op: packet.Acknowledge, psn: 41, syn: 0x1f}); r.expire() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, nil, Tuning{DivideWrites: 8})
+			r.post(verbs.OpRDMAWrite, 200)
+			r.post(verbs.OpRDMAWrite, 700)
+			r.expect("RDMA WRITE Only psn 40 len 200", "RDMA WRITE Only psn 41 len 256", "RDMA WRITE Only psn 42 len 256", "RDMA WRITE Only psn 43 len 188")
+			r.q.SetTuning(Tuning{})
+			lose(r)
+			r.statuses(ok)
+			p := r.expect("RDMA WRITE Only psn 42 len 256", "RDMA WRITE Only psn 43 len 188")
+			for i, want := range []packet.RETH{{Addr: 0x9000 + 256, RKey: 0x77, Length: 256}, {Addr: 0x9000 + 512, RKey: 0x77, Length: 188}} {
+				if p[i].RETH() != want || !bytes.Equal(p[i].Payload, r.buf.buf[256+256*i:][:want.Length]) {
+					t.Errorf("%s: %+v, want %+v", p[i], p[i].RETH(), want)
+				}
+			}
+			r.take(wire{op: packet.Acknowledge, psn: 42, syn: 0x1f})
+			r.statuses()
+			r.take(wire{op: packet.Acknowledge, psn: 43, syn: 0x1f})
+			r.statuses(ok)
+		})
+	}
+}
+
+// A WRITE ends as it began when the tuning changes in the middle of it.
+func TestDivisionIsKept(t *testing.T) {
+	for _, c := range []struct {
+		before, after int
+		want          []string
+	}{
+		{0, 8, []string{"RDMA WRITE First psn 40 len 256", "RDMA WRITE Middle psn 41 len 256", "RDMA WRITE Last psn 42 len 88", "RDMA WRITE Only psn 43 len 256", "RDMA WRITE Only psn 44 len 4"}},
+		{8, 0, []string{"RDMA WRITE Only psn 40 len 256", "RDMA WRITE Only psn 41 len 256", "RDMA WRITE Only psn 42 len 88", "RDMA WRITE First psn 43 len 256", "RDMA WRITE Last psn 44 len 4"}},
+	} {
+		r := newRig(t, nil, Tuning{Window: 1, DivideWrites: c.before})
+		r.post(verbs.OpRDMAWrite, 600)
+		r.post(verbs.OpRDMAWrite, 260)
+		r.expect(c.want[0])
+		r.q.SetTuning(Tuning{Window: 1, DivideWrites: c.after})
+		for i, want := range c.want[1:] {
+			r.take(wire{op: packet.Acknowledge, psn: rigPSN + packet.PSN(i), syn: 0x1f})
+			r.expect(want)
+		}
+	}
+}
+
+// A local error in the middle of a divided WRITE ends the queue pair when all in front of it is complete; what has left of it is not sent again.
+func TestLocalKeyOfDividedWrite(t *testing.T) {
+	r := newRig(t, nil, Tuning{DivideWrites: 8})
+	r.post(verbs.OpSend, 4)
+	r.post(verbs.OpRDMAWrite, 0, func(w *verbs.SendWorkRequest) {
+		bad := r.buf.sge(0, 300)
+		bad.LKey++
+		w.SGList = []verbs.SGE{r.buf.sge(0, 256), bad}
+	})
+	r.post(verbs.OpSend, 4)
+	r.expect("SEND Only psn 40 len 4", "RDMA WRITE Only psn 41 len 256")
+	r.statuses()
+	r.take(wire{op: packet.Acknowledge, psn: 40, syn: 0x60})
+	r.expect("SEND Only psn 40 len 4")
+	r.take(wire{op: packet.Acknowledge, psn: 41, syn: 0x1f})
+	r.statuses(ok, verbs.WCLocalProtectionError, verbs.WCFlushError)
+	r.expect()
+}
+
+// A refusal in the middle of a divided WRITE is that WRITE's, whichever packet it names.
+func TestRefusedDividedWrite(t *testing.T) {
+	for psn := packet.PSN(41); psn < 44; psn++ {
+		r := newRig(t, nil, Tuning{DivideWrites: 8})
+		r.post(verbs.OpSend, 4)
+		r.post(verbs.OpRDMAWrite, 700)
+		r.post(verbs.OpRDMAWrite, 700)
+		r.take(wire{op: packet.Acknowledge, psn: psn, syn: packet.NakRemoteAccess})
+		r.statuses(ok, verbs.WCRemoteAccessError, verbs.WCFlushError)
+	}
+}
+
 func TestAckReq(t *testing.T) {
 	r := newRig(t, nil, Tuning{})
 	r.post(verbs.OpSend, 200*256)
