@@ -39,7 +39,8 @@ const (
 	// smallLen is the data buffer that each command slot owns. Larger data goes straight to
 	// and from the store's memory, or through a large buffer.
 	smallLen = lun.ScratchLen
-	// aheadLen is the most data that goes in front of everything else in a batch.
+	// aheadLen is the most data of a read that go in front of everything else in a batch: together they fill trains. With more the first
+	// response would wait for too much data of others.
 	aheadLen = 16 << 10
 	// largeLen is a large buffer; it must hold what a command needs in one piece.
 	largeLen = lun.WholeLen

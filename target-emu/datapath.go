@@ -21,7 +21,7 @@ import (
 //	   data-in  (move)           -> [wait for a large buffer] -> read the store (or not: direct) -> RDMA WRITEs ... -> answer
 //	   data-out (move)           -> [wait for a large buffer] -> RDMA READs -> stepDone: write the store (or not: direct) -> answer
 //	answer -> [held by a fault] -> [wait for send queue room] -> RDMA WRITEs of the last step, unsignaled, and the SEND in one run.
-//	   The order of one send queue is the fence between data and response. Within a batch the data of small commands
+//	   The order of one send queue is the fence between data and response. Within a batch the data of commands up to aheadLen
 //	   go in front of everything else: all data, then all responses, so that requests of equal size follow one another and can
 //	   leave as one train.
 //	SEND completion -> retire: frees the command slot, of this and all earlier groups. A RECV that the response

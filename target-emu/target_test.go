@@ -896,39 +896,43 @@ func TestHeldAnswersComeTogether(t *testing.T) {
 // TestSmallDataLeaveAsTrains holds the responses of a batch behind the data of all its commands: equal packets in a row, which the socket takes
 // in few pieces. With data and response in turn there would be a piece per command.
 func TestSmallDataLeaveAsTrains(t *testing.T) {
-	const n, size = 16, 4096
-	r := newRig(t, Config{}, fmt.Sprintf("cmd op=read : hold count=%d", n))
-	dev := r.fabric.Context().(*softroce.Device)
-	if !dev.Stats().Socket.GSO {
-		t.Skip("no UDP_SEGMENT here")
-	}
-	p := r.login(openFabric(t), 1, false)
-	out := make([]byte, size)
-	for i := range out {
-		out[i] = byte(i * 7)
-	}
-	copy(p.data(0, size), out)
-	p.send(p.direct(cmdBytes(99, 0, 0x10, rw10(0x2a, 8, 8)...), 0, size))
-	p.good(p.recv(), 99)
-	for i := range uint64(n - 1) {
-		p.send(p.direct(cmdBytes(i, 0, 1, rw10(0x28, 8*uint32(i%2), 8)...), int(i)*size, size))
-	}
-	before := dev.Stats().Socket.TrainsSent
-	p.send(p.direct(cmdBytes(n-1, 0, 1, rw10(0x28, 8, 8)...), (n-1)*size, size))
-	for i := range uint64(n) {
-		p.good(p.recv(), i)
-	}
-	// Sixteen WRITEs are two pieces, sixteen responses one; two for acknowledgements.
-	if got := dev.Stats().Socket.TrainsSent - before; got > 5 {
-		t.Errorf("%d pieces for %d commands of %d bytes", got, n, size)
-	}
-	for i := range n {
-		want := out
-		if i%2 == 0 && i != n-1 {
-			want = make([]byte, size)
+	const n = 16
+	for _, size := range []int{4096, 8192, 16384} {
+		blocks := uint32(size / 512)
+		r := newRig(t, Config{}, fmt.Sprintf("cmd op=read : hold count=%d", n))
+		dev := r.fabric.Context().(*softroce.Device)
+		if !dev.Stats().Socket.GSO {
+			t.Skip("no UDP_SEGMENT here")
 		}
-		if !bytes.Equal(p.data(i*size, size), want) {
-			t.Errorf("command %d read something else", i)
+		p := r.login(openFabric(t), 1, false)
+		out := make([]byte, size)
+		for i := range out {
+			out[i] = byte(i*7 + i>>8)
+		}
+		copy(p.data(0, size), out)
+		p.send(p.direct(cmdBytes(99, 0, 0x10, rw10(0x2a, blocks, uint16(blocks))...), 0, size))
+		p.good(p.recv(), 99)
+		for i := range uint64(n - 1) {
+			p.send(p.direct(cmdBytes(i, 0, 1, rw10(0x28, blocks*uint32(i%2), uint16(blocks))...), int(i)*size, size))
+		}
+		before := dev.Stats().Socket.TrainsSent
+		p.send(p.direct(cmdBytes(n-1, 0, 1, rw10(0x28, blocks, uint16(blocks))...), (n-1)*size, size))
+		for i := range uint64(n) {
+			p.good(p.recv(), i)
+		}
+		// Fifteen packets of data are a piece, all responses one; two for acknowledgements.
+		most := uint64((n*size/4096+14)/15 + 1 + 2)
+		if got := dev.Stats().Socket.TrainsSent - before; got > most {
+			t.Errorf("%d pieces for %d commands of %d bytes, want at most %d", got, n, size, most)
+		}
+		for i := range n {
+			want := out
+			if i%2 == 0 && i != n-1 {
+				want = make([]byte, size)
+			}
+			if !bytes.Equal(p.data(i*size, size), want) {
+				t.Errorf("command %d of %d bytes read something else", i, size)
+			}
 		}
 	}
 }
@@ -945,12 +949,39 @@ func (q *recorder) PostSend(wrs []verbs.SendWorkRequest) (int, error) {
 }
 
 // TestNoResponseBeforeItsData looks at the posts of batches of reads: a response that left before its command's data would let the initiator look at
-// memory that is still to be written.
+// memory that is still to be written. The data of up to 16 KiB go in front of all responses, larger ones each in front of its own. So do data that a fault changes, in
+// which case they lie in the few large buffers of the channel.
 func TestNoResponseBeforeItsData(t *testing.T) {
-	const n = 8
-	for _, size := range []int{4096, 32 << 10} { // gathered in front of the batch, and in their place
-		r := newRig(t, Config{}, fmt.Sprintf("cmd op=read : hold count=%d", n))
+	const n = largeBuffers
+	gathered, inPlace := strings.Repeat("W", n)+strings.Repeat("S", n), strings.Repeat("WS", n)
+	for _, c := range []struct {
+		size  int
+		fault string
+		moved int // of each command, in bytes
+		bad   int // of them, changed
+		want  string
+	}{
+		{4096, "", 4096, 0, gathered},
+		{8192, "", 8192, 0, gathered},
+		{16384, "", 16384, 0, gathered},
+		{16384 + 512, "", 16384 + 512, 0, inPlace},
+		{32768, "", 32768, 0, inPlace},
+		{8192 + 512, "; corrupt 3", 8192 + 512, 3, gathered},
+		{16384, "; corrupt 3", 16384, 3, gathered},
+		{16384, "; cut 100", 16384 - 100, 0, gathered},
+		{16384 + 512, "; cut 512", 16384, 0, gathered},
+		{16384 + 512, "; cut 511", 16384 + 1, 0, inPlace},
+		{16384 + 512, "; corrupt 3", 16384 + 512, 3, inPlace},
+	} {
+		size := c.size
+		r := newRig(t, Config{}, fmt.Sprintf("cmd op=read : hold count=%d%s", n, c.fault))
 		p := r.login(openFabric(t), 1, false)
+		disk := p.data(3<<20, n*size)
+		for i := range disk {
+			disk[i] = byte(i)*7 + byte(i>>8)*13 + byte(i>>16)
+		}
+		p.send(p.direct(cmdBytes(99, 0, 0x10, rw10(0x2a, 0, uint16(n*size/512))...), 3<<20, n*size))
+		p.good(p.recv(), 99)
 		for r.target.logins.Load() == 0 {
 			time.Sleep(time.Millisecond) // the login still uses the queue pair
 		}
@@ -960,30 +991,39 @@ func TestNoResponseBeforeItsData(t *testing.T) {
 		ch.qp = rec
 		ch.mu.Unlock()
 		for i := range uint64(n) {
-			p.send(p.direct(cmdBytes(i, 0, 1, rw10(0x28, 0, uint16(size/512))...), int(i)*size, size))
+			p.send(p.direct(cmdBytes(i, 0, 1, rw10(0x28, uint32(i)*uint32(size/512), uint16(size/512))...), int(i)*size, size))
 		}
 		for i := range uint64(n) {
 			p.good(p.recv(), i)
 		}
 		ch.mu.Lock()
-		data, responses := 0, 0
+		order := ""
 		for _, wrs := range rec.posted {
 			for _, w := range wrs {
 				switch w.Opcode {
 				case verbs.OpRDMAWrite:
-					data++
+					order += "W"
 				case verbs.OpSend:
-					if responses++; responses > data {
-						t.Errorf("%d responses behind the data of %d commands of %d bytes", responses, data, size)
-					}
+					order += "S"
 				}
 			}
 		}
-		if data != n || responses != n {
-			t.Errorf("%d WRITEs and %d responses for %d commands", data, responses, n)
+		if order != c.want {
+			t.Errorf("%d bytes%s: posted %s, want %s", size, c.fault, order, c.want)
 		}
 		ch.qp = rec.QueuePair
 		ch.mu.Unlock()
+		for i := range n {
+			bad := 0
+			for k, b := range p.data(i*size, c.moved) {
+				if b != disk[i*size+k] {
+					bad++
+				}
+			}
+			if bad != c.bad || !bytes.Equal(p.data(i*size+c.moved, size-c.moved), make([]byte, size-c.moved)) {
+				t.Errorf("%d bytes%s: command %d: %d bytes are others, want %d", size, c.fault, i, bad, c.bad)
+			}
+		}
 	}
 }
 
