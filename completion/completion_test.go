@@ -919,6 +919,75 @@ func TestBatches(t *testing.T) {
 	}
 }
 
+// TestFirstAlone: the handler gets the first completion behind a notification by itself, unless many were found the last time; without a notification it
+// gets all there are.
+func TestFirstAlone(t *testing.T) {
+	for _, m := range Modes() {
+		t.Run(m.String(), func(t *testing.T) {
+			cfg := Config{Mode: m, Batch: DefaultBatch, Weight: 64, Linger: -1, Spin: -1}
+			if m == Poll {
+				cfg.Poller = newPoller(t, PollerConfig{})
+			}
+			var mu sync.Mutex
+			var got []int
+			i, q := open(t, 256, cfg, func(wcs []verbs.WorkCompletion) {
+				mu.Lock()
+				got = append(got, len(wcs))
+				mu.Unlock()
+			})
+			i.Unattended(1) // keeps the queue armed in each mode
+			for _, c := range []struct {
+				n     int
+				woken bool // by a notification
+				want  []int
+			}{
+				{1, true, []int{1}},
+				{5, true, []int{1, 4}},
+				{40, true, []int{1, 15, 16, 8}},
+				{5, true, []int{5}}, // behind many
+				{5, true, []int{1, 4}},
+				{5, false, []int{5}},
+				{5, true, []int{1, 4}},
+			} {
+				if c.woken {
+					for !i.armed.Load() || i.state.word.Load()&owned != 0 {
+						runtime.Gosched()
+					}
+					i.Woken()
+				} else {
+					i.Disable()
+					i.Woken()
+				}
+				q.complete(make([]verbs.WorkCompletion, c.n)...)
+				if !c.woken {
+					i.run(&turn{weight: 64})
+					i.Enable()
+				}
+				var now []int
+				for sum := 0; sum < c.n; {
+					runtime.Gosched()
+					mu.Lock()
+					sum, now = 0, slices.Clone(got)
+					mu.Unlock()
+					for _, n := range now {
+						sum += n
+					}
+				}
+				if !slices.Equal(now, c.want) {
+					t.Errorf("%d completions: the handler got %v, want %v", c.n, now, c.want)
+				}
+				if c.woken && (!i.Woken() || i.Woken()) {
+					t.Errorf("%d completions behind a notification: Woken is not true once", c.n)
+				}
+				mu.Lock()
+				got = nil
+				mu.Unlock()
+			}
+			i.Unattended(-1)
+		})
+	}
+}
+
 // TestAlarm: a Wait with an Alarm ends sooner after its deadline than by Go's timers, which are a millisecond late, also the next one, and at once for a signal; a second
 // Wait by the same Alarm goes by Go's timers.
 func TestAlarm(t *testing.T) {

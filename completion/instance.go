@@ -43,7 +43,7 @@ type Config struct {
 	Weight int // completions per turn; 0: DefaultWeight
 	Vector int // completion vector of the queue; chooses the default Poller too
 	// Batch is how many completions the handler gets at once, at most. What it posts for a batch leaves behind it, so that the peer has something to
-	// do while the next is handled. 0: DefaultBatch; where the process has one CPU only, on which no peer of the same machine could, 64.
+	// do while the next is handled; the first behind a notification it gets alone. 0: DefaultBatch; where the process has one CPU only, on which no peer of the same machine could, 64.
 	Batch int
 	// Budget and Slice bound what one wake-up of Interrupt, Thread and Adaptive does before others get a
 	// turn. 0: DefaultBudget completions, DefaultSlice. A Poller has its own.
@@ -87,6 +87,7 @@ type Instance struct {
 	unattended atomic.Int64 // requests whose completion nobody waits for
 	mode       atomic.Uint32
 	handedOver atomic.Bool   // ownership is on its way to the notification goroutine
+	woken      atomic.Bool   // a notification was taken, and nobody has asked since
 	guarded    atomic.Bool   // the idle guard's timer runs
 	guardSaw   atomic.Uint64 // leads when it was last looked at
 	latency    atomic.Int64  // mean time in Wait where waiters poll, ns
@@ -100,6 +101,7 @@ type Instance struct {
 	wcs      []verbs.WorkCompletion
 	weight   int
 	batch    int       // most completions of the next batch
+	first    bool      // the next completion is the first behind a notification
 	found    int       // completions since the queue was last seen empty
 	next     *Instance // in a Poller's list or mailbox
 	pace     pace
@@ -225,6 +227,10 @@ func (i *Instance) Mode() Mode { return Mode(i.mode.Load()) }
 
 // Stats are the counters so far.
 func (i *Instance) Stats() Stats { return i.count.snapshot() }
+
+// Woken reports whether a notification has been taken since it was last asked. This end had nothing to do before, so that the peer, who has had no request from
+// it, may sleep: who is about to submit several may send the first at once.
+func (i *Instance) Woken() bool { return i.woken.Load() && i.woken.Swap(false) }
 
 // Err is why the instance stopped being notified, nil while it works.
 func (i *Instance) Err() error {

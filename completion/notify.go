@@ -28,6 +28,7 @@ func (i *Instance) notifications() {
 		i.count.wakeups.Add(1)
 		if n > 0 {
 			i.count.notifications.Add(uint64(n))
+			i.woken.Store(true)
 			if i.takes(noting) {
 				i.serve()
 			}

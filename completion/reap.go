@@ -12,6 +12,9 @@ package completion
 //
 // and on the way in: noting (a notification was taken) or asking (somebody needs one) --> scheduling --> dispatching.
 //
+// Behind a notification the first completion is handled by itself: the peer may sleep as this end did, and what the handler posts for it wakes the
+// peer while the others are handled. Where many are found at a time the peer has something to do anyway.
+//
 // The completions of a batch lie in Instance.wcs, which belongs to the owner; the
 // handler may read its slice until it returns. Nothing here allocates or blocks.
 //
@@ -46,11 +49,12 @@ const (
 
 // turn is what an owner carries through one turn.
 type turn struct {
-	phase  phase
-	here   bool    // the caller is the notification goroutine: it may serve the instance in place, and never leaves it unarmed
-	poller *Poller // that gets the instance
-	work   int     // completions reaped in this turn
-	weight int     // at most so many
+	phase    phase
+	notified bool    // a notification led to it
+	here     bool    // the caller is the notification goroutine: it may serve the instance in place, and never leaves it unarmed
+	poller   *Poller // that gets the instance
+	work     int     // completions reaped in this turn
+	weight   int     // at most so many
 }
 
 // run steps until there is a verdict.
@@ -66,7 +70,7 @@ func (i *Instance) step(t *turn) {
 	switch t.phase {
 	case noting:
 		i.armed.Store(false)
-		t.phase = scheduling
+		t.phase, t.notified = scheduling, true
 	case asking:
 		t.phase = gone
 		if i.Mode().polledByWaiters() {
@@ -82,7 +86,9 @@ func (i *Instance) step(t *turn) {
 		if !i.state.schedule() {
 			i.count.refused.Add(1)
 			t.phase = gone
+			break
 		}
+		i.first = t.notified && i.batch == i.cfg.Batch
 	case dispatching:
 		i.dispatchTo(t)
 	case pushing:
@@ -101,7 +107,13 @@ func (i *Instance) step(t *turn) {
 			i.count.emptyPolls.Add(1)
 		} else {
 			i.count.completions.Add(uint64(n))
-			i.deliver(i.wcs[:n])
+			alone := 0
+			if i.first && n > 1 {
+				alone = 1
+				i.deliver(i.wcs[:1])
+			}
+			i.deliver(i.wcs[alone:n])
+			i.first = false
 			t.work += n
 			i.found += n
 		}

@@ -188,7 +188,8 @@ func (ch *channel) protocolError(err error, format string, a ...any) error {
 	return &ProtocolError{Channel: ch.index, What: fmt.Sprintf(format, a...), Err: err}
 }
 
-// plug holds back the doorbell of one channel, as a block layer plug holds back a queue.
+// plug holds back the doorbell of one channel, as a block layer plug holds back a queue; but not that of the first command after this end had been asleep, when nothing
+// is under way: it wakes the target while the others are made.
 type plug struct{ ch *channel }
 
 // pull rings it.
@@ -223,7 +224,7 @@ func (ch *channel) submit(c *Command, p *plug) bool {
 	}
 	switch {
 	case ch.batching:
-	case p != nil:
+	case p != nil && !(ch.inflight == 1 && ch.inst.Woken()):
 		p.ch = ch
 	default:
 		ch.flush()

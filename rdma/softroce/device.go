@@ -73,6 +73,7 @@ type Device struct {
 	pumpAt    rc.Time // when the pump looks at the latest
 	armed     bool    // the pump wakes for datagrams
 	deferred  bool    // PostSend has left packets in the arena
+	woken     bool    // the link has woken a leader, and PostSend has sent nothing since
 	// deferAtMost is how many it leaves there in this turn, where apart.
 	deferAtMost int
 	came        int // messages received in this turn

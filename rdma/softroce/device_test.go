@@ -721,33 +721,37 @@ func TestDeferredPostsLeave(t *testing.T) {
 }
 
 // TestPostsCrossOver: of what is posted behind completions a peer that runs on another CPU gets the first deferAtFirst packets at once, or as many as messages
-// came together, if these were more; one that cannot run meanwhile gets all when the turn is over.
+// came together, if these were more, and the first one before them if the link had to wake this end; one that cannot run meanwhile gets all when the turn is over.
 func TestPostsCrossOver(t *testing.T) {
 	for _, c := range []struct {
 		apart bool
+		woken bool
 		came  int
 		leave []int // packets held back when some leave
 	}{
-		{false, 1, nil},
-		{true, 1, []int{16, 32, 48, 64, 80, 96}},
-		{true, 40, []int{40, 80}},
+		{false, false, 1, nil},
+		{false, true, 1, nil},
+		{true, false, 1, []int{16, 32, 48, 64, 80, 96}},
+		{true, true, 1, []int{1, 17, 33, 49, 65, 81, 97}},
+		{true, false, 40, []int{40, 80}},
+		{true, true, 40, []int{40, 80}},
 	} {
-		leave, alone := crossing(t, c.apart, c.came)
+		leave, alone := crossing(t, c.apart, c.woken, c.came)
 		for try := 0; !alone; try++ {
 			if try == 100 {
 				t.Fatal("the pump takes a turn among the posts each time")
 			}
-			leave, alone = crossing(t, c.apart, c.came)
+			leave, alone = crossing(t, c.apart, c.woken, c.came)
 		}
 		if !slices.Equal(leave, c.leave) {
-			t.Errorf("apart %v, %d messages: packets left at posts %v, want %v", c.apart, c.came, leave, c.leave)
+			t.Errorf("apart %v, woken %v, %d messages: packets left at posts %v, want %v", c.apart, c.woken, c.came, leave, c.leave)
 		}
 	}
 }
 
 // crossing posts 100 packets behind came messages and tells at which of them some left, and whether nobody else took a turn meanwhile, which sends what is held
 // back.
-func crossing(t *testing.T, apart bool, came int) (leave []int, alone bool) {
+func crossing(t *testing.T, apart, woken bool, came int) (leave []int, alone bool) {
 	const posts = 100
 	a, b := pair(t)
 	for range posts {
@@ -764,7 +768,7 @@ func crossing(t *testing.T, apart bool, came int) (leave []int, alone bool) {
 	b.d.mu.Unlock()
 	a.poll(t, came)
 	a.d.mu.Lock()
-	a.d.apart = apart
+	a.d.apart, a.d.woken = apart, woken
 	// Whether the messages came in one batch is the kernel's, and how soon this test posts the machine's.
 	a.d.deferAtMost = max(deferAtFirst, came)
 	a.cq.(*completionQueue).reapedAt.Store(int64(a.d.now().Add(time.Minute)))

@@ -14,7 +14,8 @@ package softroce
 // in vain and has just done so, and this is not the first post since: what is posted in between, typically by the handler of those
 // completions or by those whom it woke, leaves together (one sendmmsg, grouped into UDP_SEGMENT trains). The next Poll on an empty queue, Arm, turn of
 // anybody, or at the latest the watchdog sends it. Where the peer has another CPU, the first deferAtFirst of
-// them leave at once: it would be idle meanwhile.
+// them leave at once: it would be idle meanwhile. So does the first post after the link had to wake a leader: the peer may sleep too, and waking it takes
+// as long as making the next posts does.
 
 import (
 	"errors"
@@ -93,6 +94,7 @@ func (d *Device) resign(turn bool) {
 		return
 	}
 	if turn {
+		d.woken = true
 		d.turn()
 	}
 	if d.watched() {
@@ -218,7 +220,9 @@ func (d *Device) flush(now rc.Time) {
 
 // flushOrDefer is the end of PostSend.
 func (d *Device) flushOrDefer(now rc.Time) {
-	if c := d.reaper.Load(); c != nil && !d.tx.crowded() && !d.crossesOver() {
+	wakes := d.woken && d.apart && d.deferAtMost == deferAtFirst
+	d.woken = false
+	if c := d.reaper.Load(); c != nil && !d.tx.crowded() && !d.crossesOver() && !wakes {
 		// Who took entries long ago and has not come back does not mean to; nor who found none and has not polled again. Behind a
 		// poll in vain the first post leaves at once: it may be the only one, of somebody who is not going to poll for now.
 		at, limit := rc.Time(c.reapedAt.Load()), turnTime
