@@ -986,6 +986,28 @@ func TestFirstAlone(t *testing.T) {
 			i.Unattended(-1)
 		})
 	}
+	for _, c := range []struct {
+		from  turn
+		batch int
+		first bool
+	}{
+		{turn{phase: noting}, DefaultBatch, true},
+		{turn{phase: noting}, maxBatch, false}, // one CPU: no peer could begin meanwhile
+		{turn{phase: scheduling}, DefaultBatch, false},
+	} {
+		i, err := New(nullDevice{}, 16, Config{Batch: c.batch, Weight: 64}, func([]verbs.WorkCompletion) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		i.state.word.Store(0)
+		for t := c.from; t.phase < dispatching; {
+			i.step(&t)
+		}
+		if i.first != c.first {
+			t.Errorf("phase %d, batches of %d: first %v", c.from.phase, c.batch, i.first)
+		}
+		i.Close()
+	}
 }
 
 // TestAlarm: a Wait with an Alarm ends sooner after its deadline than by Go's timers, which are a millisecond late, also the next one, and at once for a signal; a second

@@ -28,7 +28,7 @@ func (i *Instance) notifications() {
 		i.count.wakeups.Add(1)
 		if n > 0 {
 			i.count.notifications.Add(uint64(n))
-			i.woken.Store(true)
+			i.woken.Store(i.cfg.Batch < maxBatch)
 			if i.takes(noting) {
 				i.serve()
 			}

@@ -13,7 +13,7 @@ package completion
 // and on the way in: noting (a notification was taken) or asking (somebody needs one) --> scheduling --> dispatching.
 //
 // Behind a notification the first completion is handled by itself: the peer may sleep as this end did, and what the handler posts for it wakes the
-// peer while the others are handled. Where many are found at a time the peer has something to do anyway.
+// peer while the others are handled. Where many are found at a time the peer has something to do anyway; where all are handled at once, he cannot.
 //
 // The completions of a batch lie in Instance.wcs, which belongs to the owner; the
 // handler may read its slice until it returns. Nothing here allocates or blocks.
@@ -88,7 +88,7 @@ func (i *Instance) step(t *turn) {
 			t.phase = gone
 			break
 		}
-		i.first = t.notified && i.batch == i.cfg.Batch
+		i.first = t.notified && i.batch == i.cfg.Batch && i.cfg.Batch < maxBatch
 	case dispatching:
 		i.dispatchTo(t)
 	case pushing:

@@ -791,6 +791,42 @@ func crossing(t *testing.T, apart, woken bool, came int) (leave []int, alone boo
 	return leave, alone
 }
 
+// TestLinkWakes: who waited for a notification on the link has been woken by it, until something is posted; who polled was not.
+func TestLinkWakes(t *testing.T) {
+	a, b := pair(t)
+	woken := func() bool {
+		a.d.mu.Lock()
+		defer a.d.mu.Unlock()
+		return a.d.woken
+	}
+	a.recv(t, 1, 0, 64)
+	b.send(t, verbs.SendWorkRequest{WRID: 2, Opcode: verbs.OpSend, SGList: b.sge(0, 8)})
+	a.poll(t, 1)
+	if b.poll(t, 1); woken() {
+		t.Error("woken by a message that a poll took")
+	}
+	for try := 0; !woken(); try++ { // a try in which the pump took the message shows nothing
+		if try == 100 {
+			t.Fatal("the link has woken nobody")
+		}
+		a.recv(t, 1, 0, 64)
+		if missed, err := a.cq.Arm(false); missed || err != nil {
+			t.Fatal(missed, err)
+		}
+		b.send(t, verbs.SendWorkRequest{WRID: 2, Opcode: verbs.OpSend, SGList: b.sge(0, 8)})
+		if _, err := a.ch.Wait(a.events); err != nil {
+			t.Fatal(err)
+		}
+		a.poll(t, 1)
+		b.poll(t, 1)
+	}
+	b.recv(t, 1, 0, 64)
+	a.send(t, verbs.SendWorkRequest{WRID: 2, Opcode: verbs.OpSend, SGList: a.sge(0, 8)})
+	if woken() {
+		t.Error("woken behind a post")
+	}
+}
+
 // TestCameCounts: how many messages a turn brought is what the next posts go by.
 func TestCameCounts(t *testing.T) {
 	a, b := pair(t)
