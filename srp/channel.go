@@ -188,9 +188,31 @@ func (ch *channel) protocolError(err error, format string, a ...any) error {
 	return &ProtocolError{Channel: ch.index, What: fmt.Sprintf(format, a...), Err: err}
 }
 
-// plug holds back the doorbell of one channel, as a block layer plug holds back a queue; but not that of the first command after this end had been asleep, when nothing
-// is under way: it wakes the target while the others are made.
-type plug struct{ ch *channel }
+// plug holds back the doorbell of one channel, as a block layer plug holds back a queue. It rings for half of many commands when nothing else is under way, so that the
+// target begins on them while the others are made, and then answers them while this end is at work on the others' answers: with all in one lump, each end would wait for
+// the other. And for the first command after this end had been asleep: it wakes the target.
+type plug struct {
+	ch   *channel // whose doorbell is held back
+	last *channel // of the last command
+	n    int      // commands in a row to that one
+	half int      // 0: they are not many
+}
+
+// manyCommands is from how many on half of them are enough for a batch of their own, at the target too.
+const manyCommands = 16
+
+func plugFor(commands int) plug {
+	if commands < manyCommands {
+		return plug{}
+	}
+	return plug{half: commands / 2}
+}
+
+// rings reports whether the doorbell is to ring for what was started on ch up to now, which is locked.
+func (p *plug) rings(ch *channel) bool {
+	p.n++
+	return ch.inflight == p.n && (p.n == p.half || p.n == 1 && ch.inst.Woken())
+}
 
 // pull rings it.
 func (p *plug) pull() {
@@ -206,8 +228,9 @@ func (p *plug) pull() {
 
 // submit starts c or lets it wait. False: the channel is dead and did not take it. With p the doorbell waits for p.
 func (ch *channel) submit(c *Command, p *plug) bool {
-	if p != nil && p.ch != ch {
+	if p != nil && p.last != ch {
 		p.pull()
+		p.last, p.n = ch, 0
 	}
 	ch.mu.Lock()
 	if ch.state != live {
@@ -224,9 +247,12 @@ func (ch *channel) submit(c *Command, p *plug) bool {
 	}
 	switch {
 	case ch.batching:
-	case p != nil && !(ch.inflight == 1 && ch.inst.Woken()):
+	case p != nil && !p.rings(ch):
 		p.ch = ch
 	default:
+		if p != nil {
+			p.ch = nil
+		}
 		ch.flush()
 	}
 	ch.mu.Unlock()

@@ -277,11 +277,11 @@ func (s *Session) Submit(c *Command) error {
 	return s.submit(c, nil)
 }
 
-// SubmitAll is Submit for each of cs in order; those that follow one another to the same channel are sent with one doorbell; only the
-// first leaves by itself when nothing is under way and a notification has ended a sleep. It stops at the first
+// SubmitAll is Submit for each of cs in order; those that follow one another to the same channel are sent with one doorbell; only when nothing
+// else is under way the first leaves by itself if a notification has ended a sleep, and the first half of sixteen or more. It stops at the first
 // that is not taken, and returns how many were.
 func (s *Session) SubmitAll(cs []*Command) (n int, err error) {
-	var p plug
+	p := plugFor(len(cs))
 	for n < len(cs) && err == nil {
 		if err = s.submit(cs[n], &p); err == nil {
 			n++

@@ -516,6 +516,35 @@ func TestSubmitAllWakes(t *testing.T) {
 	}
 }
 
+// Of sixteen or more commands submitted together the first half leaves by itself when nothing is under way.
+func TestSubmitAllHalves(t *testing.T) {
+	s := newWorld(t, withFaults("cmd op=read : hold\ncmd op=tur : release")).login(t, func(o *srp.LoginOptions) { o.ChannelCount, o.Completion.Mode = 2, completion.Direct })
+	for queue := range 2 {
+		release := func() { do(t, s, &srp.Command{CDB: scsi.TestUnitReady(), Queue: queue + 1}) }
+		release()
+		for _, c := range []struct {
+			underWay, n int
+			want        uint64
+		}{{0, 15, 1}, {0, 16, 2}, {0, 21, 2}, {1, 16, 1}, {0, 16, 2}} {
+			for again := true; again; { // a notification now and then wakes this end even so
+				before := s.Stats().Completion.Notifications
+				wait, _ := submitReads(t, s, queue+1, 1)
+				if c.underWay == 0 {
+					release()
+					wait()
+				}
+				all, took := submitReads(t, s, queue+1, c.n)
+				if again = s.Stats().Completion.Notifications != before; !again && took != c.want {
+					t.Errorf("%d commands, %d under way: %d doorbells, want %d", c.n, c.underWay, took, c.want)
+				}
+				release()
+				all()
+				wait()
+			}
+		}
+	}
+}
+
 // Commands submitted together leave with one doorbell for each channel, but perhaps the first, up to the first that is not taken.
 func TestSubmitAll(t *testing.T) {
 	s := newWorld(t, withFaults("cmd op=read : hold\ncmd op=tur : release")).login(t, func(o *srp.LoginOptions) { o.ChannelCount = 2 })
