@@ -983,6 +983,18 @@ func TestFirstAlone(t *testing.T) {
 				got = nil
 				mu.Unlock()
 			}
+			// A notification whose completions somebody else has taken says nothing of the next turn.
+			i.Disable()
+			i.first = true
+			i.run(&turn{weight: 64})
+			q.complete(make([]verbs.WorkCompletion, 5)...)
+			i.run(&turn{weight: 64})
+			mu.Lock()
+			if !slices.Equal(got, []int{5}) {
+				t.Errorf("behind a notification that brought nothing: the handler got %v, want all at once", got)
+			}
+			mu.Unlock()
+			i.Enable()
 			i.Unattended(-1)
 		})
 	}

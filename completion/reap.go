@@ -113,10 +113,10 @@ func (i *Instance) step(t *turn) {
 				i.deliver(i.wcs[:1])
 			}
 			i.deliver(i.wcs[alone:n])
-			i.first = false
 			t.work += n
 			i.found += n
 		}
+		i.first = false // also behind a notification that brought nothing: what comes later is another turn's
 		if n < want {
 			i.batch = max(i.cfg.Batch, i.found/2)
 			i.found = 0
