@@ -35,6 +35,7 @@ type gauge struct {
 	length   int64 // of spells
 	// Of these trials, arming and polling: CPU time and time in ns, completions.
 	spent, took, done [2]float64
+	paces             [4]float64 // completions per ns of each
 	// Means of log(polling / arming) of the CPU time per completion and of the completions per time, over the verdicts at one load.
 	cost, gain float64
 	rate       float64 // that load: the mean of completions per ns in its first windows; 0: not known yet
@@ -155,6 +156,7 @@ func (g *gauge) turn(at int64, completions uint64, cpu int64) {
 		return
 	}
 	g.add(here, g.from, 0)
+	g.paces[g.trial] = float64(work) / float64(took)
 	switch g.trial++; g.trial {
 	case 1:
 		g.stay, g.polls = here, !g.polls
@@ -317,18 +319,30 @@ func (g *gauge) judge(here usage) {
 
 // gained is the logarithm of how much more polling gets done in the same time. Where a rate is set, a way that has just begun falls behind, and the one after
 // it makes up for that, in which the rates of their trials differ; but all trials together get done what was asked for. So what the other
-// way gets done is told from what all of them did, beside the pace of the better one before.
+// way gets done is told from what all of them did, beside the pace of the better one before. And a machine stands still now and then, which is made up for in the next
+// trial or two: both trials of a way must show what it gets done more.
 func (g *gauge) gained(here usage) float64 {
-	if g.ran.at == 0 || g.trial < 4 {
+	if g.trial < 4 {
 		return math.Log(g.rateOf(true) / g.rateOf(false))
+	}
+	p := &g.paces
+	shown := max(0, math.Log(min(p[1], p[2])/max(p[0], p[3]))) + min(0, math.Log(max(p[1], p[2])/min(p[0], p[3])))
+	if g.best {
+		shown = -shown
+	}
+	if g.ran.at == 0 {
+		return shown
 	}
 	took := float64(here.at - g.trials.at)
 	more := float64(here.work-g.trials.work)*float64(g.ran.at)/(float64(g.ran.work)*took) - 1
 	other := math.Log(max(0.1, 1+more*took/float64(g.stayed.at)))
 	if g.best {
-		return -other
+		other = -other
 	}
-	return other
+	if other*shown <= 0 {
+		return 0
+	}
+	return math.Copysign(min(math.Abs(other), math.Abs(shown)), other)
 }
 
 // repays is how long the better way must be kept, that the stay of the worse one has cost no more than exploring beside it, in CPU time or in completions.

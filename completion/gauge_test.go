@@ -503,3 +503,36 @@ func TestGaugeWaitsForWork(t *testing.T) {
 		t.Errorf("%d verdicts without a completion", g.same)
 	}
 }
+
+// TestGainIsShownTwice: what only one of a way's trials got done more, or only all trials together, was made up for after a standstill; that is no gain.
+func TestGainIsShownTwice(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	for _, c := range []struct {
+		paces [4]float64 // best, other, other, best
+		work  uint64     // in all of the 20 ms of trials, where the better way would have done 2,000
+		want  float64    // of the other way
+	}{
+		{[4]float64{1, 1.5, 1.5, 1}, 2500, 0.405},
+		{[4]float64{1, 1.5, 1.8, 1.1}, 2500, math.Log(1.5 / 1.1)},
+		{[4]float64{1, 1.5, 1, 1}, 2500, 0},
+		{[4]float64{1, 1, 1.5, 1}, 2500, 0},
+		{[4]float64{1, 1.5, 1.5, 1.5}, 2500, 0},
+		{[4]float64{1, 1.5, 1.5, 1}, 2000, 0},
+		{[4]float64{1, 1.5, 1.5, 1}, 2200, math.Log(1.2)},
+		{[4]float64{1, 0.5, 0.6, 1}, 1000, math.Log(0.6)},
+		{[4]float64{1, 0.5, 1, 1}, 1000, 0},
+		{[4]float64{1, 0.5, 0.5, 0.4}, 1000, 0},
+		{[4]float64{1, 0.5, 0.5, 1}, 2500, 0},
+	} {
+		for _, best := range []bool{false, true} {
+			g := gauge{trial: 4, best: best, paces: c.paces, ran: usage{at: 100 * ms, work: 10000}, stayed: usage{at: 10 * ms}, trials: usage{at: 1000 * ms, work: 50000}}
+			want := c.want
+			if best {
+				want = -want
+			}
+			if got := g.gained(usage{at: 1020 * ms, work: 50000 + c.work}); math.Abs(got-want) > 0.001 {
+				t.Errorf("paces %v, %d in all, polling is best: %v: polling gains %.3f, want %.3f", c.paces, c.work, best, got, want)
+			}
+		}
+	}
+}
