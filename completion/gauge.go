@@ -55,7 +55,7 @@ type usage struct {
 const (
 	spell       = int8(-1)
 	trialTime   = int64(3 * time.Millisecond)
-	settleTime  = int64(2 * time.Millisecond)   // in which a peer notices
+	settleTime  = int64(5 * time.Millisecond)   // in which a peer notices, and batches get as long as they will
 	probeTime   = int64(time.Millisecond)       // between two looks whether the other way is far too dear
 	trialWork   = 48                            // completions that a trial must see,
 	longTrial   = int64(200 * time.Millisecond) // unless it takes so long; nothing is measured where nobody asks for so long
