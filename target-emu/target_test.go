@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"srp-initiator/completion"
+	"srp-initiator/internal/require"
 	"srp-initiator/rdma"
 	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/hostmem"
@@ -902,7 +903,7 @@ func TestSmallDataLeaveAsTrains(t *testing.T) {
 		r := newRig(t, Config{}, fmt.Sprintf("cmd op=read : hold count=%d", n))
 		dev := r.fabric.Context().(*softroce.Device)
 		if !dev.Stats().Socket.GSO {
-			t.Skip("no UDP_SEGMENT here")
+			require.Missing(t, "UDP_SEGMENT")
 		}
 		p := r.login(openFabric(t), 1, false)
 		out := make([]byte, size)

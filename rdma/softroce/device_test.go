@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"srp-initiator/internal/require"
 	"srp-initiator/rdma/cm"
 	"srp-initiator/rdma/hostmem"
 	"srp-initiator/rdma/softroce/packet"
@@ -341,7 +342,7 @@ func TestSmallWritesShareATrain(t *testing.T) {
 			}
 			if !c.opts.NoGSO && !s.GSO() {
 				s.Close()
-				t.Skip("no UDP_SEGMENT here")
+				require.Missing(t, "UDP_SEGMENT")
 			}
 			l := &trains{Socket: s}
 			d, err := OpenLink(l, verbs.MTU4096)
@@ -592,7 +593,7 @@ func undisturbed(start time.Time, judged int) bool {
 func TestPostBesidePolling(t *testing.T) {
 	a, b := pair(t)
 	if !a.d.Stats().Socket.GSO {
-		t.Skip("no UDP_SEGMENT here")
+		require.Missing(t, "UDP_SEGMENT")
 	}
 	const n = 8
 	judged := 0
